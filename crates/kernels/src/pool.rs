@@ -1,0 +1,208 @@
+//! A thread pool for short parallel loops: tasks are handed out one by one from a counter, so that a busy
+//! core or an unequal one does not stall the others. Which worker runs a task never changes a result:
+//! every output element belongs to exactly one task.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long an idle worker watches for the next loop before it sleeps. Ops follow each other within
+/// microseconds inside a step; waking a sleeping thread costs tens of them.
+const SPIN: Duration = Duration::from_micros(100);
+
+type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+struct Job {
+    /// The loop body with its lifetime erased; valid until the job is withdrawn and `active` is zero.
+    body: *const Body<'static>,
+    tasks: usize,
+}
+// SAFETY: the body is `Sync`, and `Pool::run` keeps it alive until no worker can touch it.
+unsafe impl Send for Job {}
+
+struct State {
+    job: Option<Arc<Running>>,
+    stop: bool,
+}
+
+struct Running {
+    job: Job,
+    next: AtomicUsize,
+    /// Workers inside this job besides the caller. Counted up under the state lock.
+    active: AtomicUsize,
+    panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+}
+// SAFETY: see `Job`; the other fields are synchronized.
+unsafe impl Sync for Running {}
+
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Number of jobs started: workers spin on it before they sleep.
+    epoch: AtomicUsize,
+}
+
+/// Worker threads; the calling thread is worker 0. Dropping the pool joins the threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    threads: usize,
+}
+
+impl Pool {
+    /// A pool of `threads` workers (at least one: the caller).
+    pub fn new(threads: usize) -> Self {
+        let threads = threads.max(1);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { job: None, stop: false }),
+            wake: Condvar::new(),
+            epoch: AtomicUsize::new(0),
+        });
+        let handles = (1..threads)
+            .map(|worker| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("selftune-{worker}"))
+                    .spawn(move || work(&shared, worker))
+                    .expect("the system refused a thread")
+            })
+            .collect();
+        Self { shared, handles, threads }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Calls `body(task, worker)` once for each task in `0..tasks` and returns when all are done.
+    /// A panic in a task is raised again here. Loops must not be nested.
+    pub fn run(&self, tasks: usize, body: &Body<'_>) {
+        if self.threads == 1 || tasks <= 1 {
+            for task in 0..tasks {
+                body(task, 0);
+            }
+            return;
+        }
+        // SAFETY: only the lifetime changes. `run` does not return before the job is withdrawn (no worker can
+        // join it any more) and every worker that had joined has left.
+        let body_static: *const Body<'static> =
+            unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body as *const Body<'_>) };
+        let running = Arc::new(Running {
+            job: Job { body: body_static, tasks },
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+        });
+        {
+            let mut state = self.shared.state.lock().expect("pool state");
+            assert!(state.job.is_none(), "parallel loops must not be nested");
+            state.job = Some(Arc::clone(&running));
+            self.shared.epoch.fetch_add(1, Ordering::Release);
+            self.shared.wake.notify_all();
+        }
+        take_tasks(&running, 0);
+        // No task is left: workers that have not woken yet need not come.
+        self.shared.state.lock().expect("pool state").job = None;
+        let mut spins = 0u32;
+        while running.active.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        let panic = running.panic.lock().expect("panic slot").take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state.lock().expect("pool state").stop = true;
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+        for handle in self.handles.drain(..) {
+            let _ = handle.join();
+        }
+    }
+}
+
+fn take_tasks(running: &Running, worker: usize) {
+    // SAFETY: this worker is counted in `active` (or is the caller of `run`), so the body is alive.
+    let body = unsafe { &*running.job.body };
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        loop {
+            let task = running.next.fetch_add(1, Ordering::Relaxed);
+            if task >= running.job.tasks {
+                break;
+            }
+            body(task, worker);
+        }
+    }));
+    if let Err(panic) = outcome {
+        running.next.store(running.job.tasks, Ordering::Relaxed);
+        running.panic.lock().expect("panic slot").get_or_insert(panic);
+    }
+}
+
+fn work(shared: &Shared, worker: usize) {
+    let mut seen = 0;
+    loop {
+        let start = Instant::now();
+        while shared.epoch.load(Ordering::Acquire) == seen && start.elapsed() < SPIN {
+            std::hint::spin_loop();
+        }
+        let running = {
+            let mut state = shared.state.lock().expect("pool state");
+            loop {
+                if state.stop {
+                    return;
+                }
+                let epoch = shared.epoch.load(Ordering::Acquire);
+                if epoch != seen {
+                    seen = epoch;
+                    if let Some(job) = &state.job {
+                        job.active.fetch_add(1, Ordering::AcqRel);
+                        break Arc::clone(job);
+                    }
+                }
+                state = shared.wake.wait(state).expect("pool state");
+            }
+        };
+        take_tasks(&running, worker);
+        running.active.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_on_any_number_of_threads() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, &|task, worker| {
+                    assert!(worker < threads);
+                    counts[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(2);
+        let outcome = catch_unwind(AssertUnwindSafe(|| pool.run(10, &|task, _| assert!(task != 3, "task three"))));
+        assert!(outcome.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(10, &|task, _| {
+            sum.fetch_add(task, Ordering::Relaxed);
+        });
+        assert_eq!(sum.load(Ordering::Relaxed), 45);
+    }
+}
