@@ -1,0 +1,58 @@
+//! Two clocks with different promises: one that never jumps, for durations, and the calendar's, for labels.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970-01-01 UTC by the system's calendar clock. It may jump and it may run backwards, so it
+/// labels events and never measures durations. A clock set before 1970 gives a negative number.
+pub fn unix_time_seconds() -> f64 {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_secs_f64(),
+        Err(before) => -before.duration().as_secs_f64(),
+    }
+}
+
+/// A duration being measured, by the clock that never jumps.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch {
+    started: Instant,
+}
+
+impl Stopwatch {
+    pub fn start() -> Self {
+        Self { started: Instant::now() }
+    }
+    /// Seconds since the start, or since the last [`Stopwatch::lap`].
+    pub fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+    /// Seconds since the start, and starts again at the same instant, so that laps add up without gaps.
+    pub fn lap(&mut self) -> f64 {
+        let now = Instant::now();
+        let seconds = now.duration_since(self.started).as_secs_f64();
+        self.started = now;
+        seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_calendar_is_past_the_day_this_was_written() {
+        assert!(unix_time_seconds() > 1.7e9);
+    }
+
+    #[test]
+    fn laps_add_up_to_the_whole() {
+        let whole = Stopwatch::start();
+        let mut laps = Stopwatch::start();
+        let mut sum = 0.0;
+        for _ in 0..10 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            sum += laps.lap();
+        }
+        assert!(sum >= 0.010, "ten sleeps of a millisecond took {sum} s");
+        assert!(sum <= whole.seconds());
+    }
+}
