@@ -7,10 +7,12 @@
 
 pub mod arena;
 pub mod isa;
+pub mod map;
 pub mod ops;
 pub mod pool;
 
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
 pub use isa::Isa;
+pub use map::{MappedFile, map_file};
 pub use ops::{Ops, OpsOptions, Precision};
 pub use pool::Pool;
