@@ -10,6 +10,7 @@ pub mod isa;
 pub mod map;
 pub mod ops;
 pub mod pool;
+mod simd;
 
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
 pub use isa::Isa;
