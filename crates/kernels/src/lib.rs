@@ -10,6 +10,7 @@ pub mod isa;
 pub mod map;
 pub mod ops;
 pub mod pool;
+pub mod qlinear;
 mod simd;
 
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
@@ -17,3 +18,4 @@ pub use isa::Isa;
 pub use map::{MappedFile, map_file};
 pub use ops::{Ops, OpsOptions, Precision};
 pub use pool::Pool;
+pub use qlinear::{AffineError, AffineMatrix, PackedError, PackedHeader, PackedMatrix, ScaleType, SharedBytes};
