@@ -5,17 +5,30 @@
 //! through its methods, so that block code can run on another set of ops (a GPU's) unchanged.
 //! This is the only crate of the workspace with `unsafe` code. It knows neither files nor models.
 
+pub mod adamw;
 pub mod arena;
+pub mod attention;
+pub mod elementwise;
+pub mod gate;
 pub mod isa;
+pub mod lora;
 pub mod map;
 pub mod ops;
+mod place;
 pub mod pool;
 pub mod qlinear;
+pub mod rms_norm;
+pub mod rope;
 mod simd;
 
+pub use adamw::AdamWParameters;
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
+pub use attention::AttentionShape;
+pub use gate::Activation;
 pub use isa::Isa;
+pub use lora::Dropout;
 pub use map::{MappedFile, map_file};
 pub use ops::{Ops, OpsOptions, Precision};
 pub use pool::Pool;
 pub use qlinear::{AffineError, AffineMatrix, PackedError, PackedHeader, PackedMatrix, ScaleType, SharedBytes};
+pub use rope::RopeTable;

@@ -119,6 +119,26 @@ pub(crate) trait Simd:
         // SAFETY: as the caller promises, and the buffer has 16 floats.
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), to, count) }
     }
+
+    /// The first `rest` floats at `from` and zeros, or 16 floats if `rest` is larger: for loops that end anywhere.
+    ///
+    /// # Safety
+    /// `from` points to `min(rest, 16)` readable floats.
+    #[inline(always)]
+    unsafe fn load_up_to(from: *const f32, rest: usize) -> Self {
+        // SAFETY: passed on.
+        unsafe { if rest >= LANES { Self::load(from) } else { Self::load_partial(from, rest) } }
+    }
+
+    /// Writes the first `rest` lanes, or all if `rest` is larger.
+    ///
+    /// # Safety
+    /// `to` points to `min(rest, 16)` writable floats.
+    #[inline(always)]
+    unsafe fn store_up_to(self, to: *mut f32, rest: usize) {
+        // SAFETY: passed on.
+        unsafe { if rest >= LANES { self.store(to) } else { self.store_partial(to, rest) } }
+    }
 }
 
 /// A computation generic over the instruction set: the struct holds its arguments.

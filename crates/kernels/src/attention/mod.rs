@@ -1,0 +1,122 @@
+//! Causal attention with grouped key/value heads and an optional sliding window, forward and backward, without a
+//! matrix of [queries, keys]: tiles of scores live in the caches, a running maximum and sum per row join them
+//! (Dao et al., "FlashAttention").
+
+mod reference;
+
+use crate::arena::Tensor;
+use crate::ops::{Ops, Work};
+use crate::place::{assert_apart, assert_same_shape};
+
+/// What an attention op is about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Even, at most 256.
+    pub head_dim: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// A query sees the last `window` positions up to its own; all earlier ones without a window.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// Unmasked pairs of one head.
+    fn pairs(&self, positions: &[u32]) -> u64 {
+        let window = self.window.unwrap_or(usize::MAX);
+        positions.iter().map(|position| (*position as usize + 1).min(window) as u64).sum()
+    }
+
+    fn check(&self, positions: &[u32], q: Tensor, k: Tensor, v: Tensor) {
+        assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads per key/value head");
+        assert!((1..=256).contains(&self.head_dim) && self.head_dim.is_multiple_of(2), "head_dim {}", self.head_dim);
+        assert!(self.window != Some(0), "a window holds at least the own position");
+        assert_eq!((q.rows(), q.columns()), (positions.len(), self.heads * self.head_dim), "shape of q");
+        assert_eq!(k.columns(), self.kv_heads * self.head_dim, "columns of k");
+        assert_same_shape(("k", k), ("v", v));
+        assert!(positions.is_sorted(), "positions decrease");
+        assert!(positions.last().is_none_or(|last| (*last as usize) < k.rows()), "a position has no key");
+    }
+}
+
+impl Ops {
+    /// `out`, `log_sum_exp` (overwritten) for query rows at `positions` (non-decreasing, below `k.rows()`) and keys
+    /// at 0, 1, 2...: q, out [Tq, H d]; k, v [Tk, KV d]; log_sum_exp [Tq, H], needed by the backward.
+    #[allow(clippy::too_many_arguments)]
+    pub fn attention_forward(
+        &mut self,
+        shape: &AttentionShape,
+        positions: &[u32],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+    ) {
+        shape.check(positions, q, k, v);
+        assert_same_shape(("q", q), ("out", out));
+        assert_eq!((log_sum_exp.rows(), log_sum_exp.columns()), (q.rows(), shape.heads), "shape of log_sum_exp");
+        let inputs = [("q", q), ("k", k), ("v", v)];
+        assert_apart(("out", out), &inputs);
+        assert_apart(("log_sum_exp", log_sum_exp), &[("q", q), ("k", k), ("v", v), ("out", out)]);
+        let macs = 2 * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
+        if !self.begin(Work::Attention, macs, 0) {
+            return;
+        }
+        let [q, k, v] = [q, k, v].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+        let (o, l) = reference::forward(shape, positions, &q, &k, &v);
+        self.write(out, &o.iter().map(|x| *x as f32).collect::<Vec<_>>());
+        self.write(log_sum_exp, &l.iter().map(|x| *x as f32).collect::<Vec<_>>());
+    }
+
+    /// Gradients of q, k and v (each overwritten; what is `None` is not computed) from `dout` and the tensors of
+    /// the forward.
+    #[allow(clippy::too_many_arguments)]
+    pub fn attention_backward(
+        &mut self,
+        shape: &AttentionShape,
+        positions: &[u32],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        dout: Tensor,
+        dq: Option<Tensor>,
+        dk: Option<Tensor>,
+        dv: Option<Tensor>,
+    ) {
+        shape.check(positions, q, k, v);
+        assert_same_shape(("q", q), ("out", out));
+        assert_same_shape(("q", q), ("dout", dout));
+        assert_eq!((log_sum_exp.rows(), log_sum_exp.columns()), (q.rows(), shape.heads), "shape of log_sum_exp");
+        let inputs = [("q", q), ("k", k), ("v", v), ("out", out), ("log_sum_exp", log_sum_exp), ("dout", dout)];
+        let outputs = [("dq", dq, q), ("dk", dk, k), ("dv", dv, v)];
+        for (name, output, like) in outputs {
+            if let Some(output) = output {
+                assert_same_shape((name, output), ("its input", like));
+                assert_apart((name, output), &inputs);
+            }
+        }
+        for (a, b) in [(dq, dk), (dq, dv), (dk, dv)] {
+            assert!(a.zip(b).is_none_or(|(a, b)| !a.overlaps(&b)), "gradients overlap");
+        }
+        // Scores again, dP unless only dv is wanted, and one product per gradient.
+        let scores_wanted = u64::from(dq.is_some() || dk.is_some() || dv.is_some());
+        let dp_wanted = u64::from(dq.is_some() || dk.is_some());
+        let products = scores_wanted + dp_wanted + [dq, dk, dv].iter().flatten().count() as u64;
+        let macs = products * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
+        if !self.begin(Work::Attention, macs, 0) {
+            return;
+        }
+        let [q, k, v, dout] = [q, k, v, dout].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+        let (a, b, c) = reference::backward(shape, positions, &q, &k, &v, &dout);
+        for (to, from) in [(dq, a), (dk, b), (dv, c)] {
+            if let Some(to) = to {
+                self.write(to, &from.iter().map(|x| *x as f32).collect::<Vec<_>>());
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The low-rank adapter of a frozen product (Hu et al., "LoRA"): `y += scale * (drop(x) a^T) b^T`.
+
+mod dropout;
+mod reference;
+
+use crate::arena::Tensor;
+use crate::ops::{Ops, Work};
+use crate::place::assert_apart;
+pub use dropout::Dropout;
+
+fn check(x: Tensor, a: Tensor, b: Tensor, dropout: Dropout, hidden: Tensor, y: (&str, Tensor)) -> u64 {
+    let rank = a.rows();
+    assert_eq!(x.columns(), a.columns(), "columns of x and of a");
+    assert_eq!(b.columns(), rank, "columns of b and rows of a");
+    assert_eq!((hidden.rows(), hidden.columns()), (x.rows(), rank), "shape of hidden");
+    assert_eq!((y.1.rows(), y.1.columns()), (x.rows(), b.rows()), "shape of {}", y.0);
+    assert!((0.0..1.0).contains(&dropout.rate), "dropout rate {}", dropout.rate);
+    (x.rows() * rank * (x.columns() + b.rows())) as u64
+}
+
+impl Ops {
+    /// `hidden = drop(x) a^T` (overwritten, kept for the backward) and `y += scale * hidden b^T`, for
+    /// x [T, K], a [r, K], b [N, r], hidden [T, r], y [T, N].
+    #[allow(clippy::too_many_arguments)]
+    pub fn lora_forward(
+        &mut self,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        scale: f32,
+        dropout: Dropout,
+        hidden: Tensor,
+        y: Tensor,
+    ) {
+        let macs = check(x, a, b, dropout, hidden, ("y", y));
+        assert_apart(("hidden", hidden), &[("x", x), ("a", a), ("b", b)]);
+        assert_apart(("y", y), &[("x", x), ("a", a), ("b", b), ("hidden", hidden)]);
+        if !self.begin(Work::Adapter, macs, 0) {
+            return;
+        }
+        let s = reference::Sizes { tokens: x.rows(), k: x.columns(), n: y.columns(), rank: a.rows() };
+        let mut mask = vec![1f32; x.len()];
+        dropout::apply(&dropout, 0, &vec![1.0; x.len()], &mut mask);
+        let mask: Vec<f64> = mask.iter().map(|x| f64::from(*x)).collect();
+        let [x, a, b] = [x, a, b].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+        let (h, add) = reference::forward(&s, &x, &a, &b, f64::from(scale), &mask);
+        self.write(hidden, &h.iter().map(|x| *x as f32).collect::<Vec<_>>());
+        let sum: Vec<f32> = self.read(y).iter().zip(add).map(|(y, add)| y + add as f32).collect();
+        self.write(y, &sum);
+    }
+
+    /// Gradients of the adapter and of its input, all added to: da [r, K], db [N, r], dx [T, K] (if wanted), from
+    /// dy [T, N] and the `hidden` of the forward.
+    #[allow(clippy::too_many_arguments)]
+    pub fn lora_backward(
+        &mut self,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        scale: f32,
+        dropout: Dropout,
+        hidden: Tensor,
+        dy: Tensor,
+        da: Tensor,
+        db: Tensor,
+        dx: Option<Tensor>,
+    ) {
+        let half = check(x, a, b, dropout, hidden, ("dy", dy));
+        assert_eq!((da.rows(), da.columns()), (a.rows(), a.columns()), "shape of da");
+        assert_eq!((db.rows(), db.columns()), (b.rows(), b.columns()), "shape of db");
+        let inputs = [("x", x), ("a", a), ("b", b), ("hidden", hidden), ("dy", dy)];
+        assert_apart(("da", da), &inputs);
+        assert_apart(("db", db), &inputs);
+        assert!(!da.overlaps(&db), "da overlaps db");
+        let mut macs = 2 * half;
+        if let Some(dx) = dx {
+            assert_eq!((dx.rows(), dx.columns()), (x.rows(), x.columns()), "shape of dx");
+            assert_apart(("dx", dx), &inputs);
+            assert_apart(("dx", dx), &[("da", da), ("db", db)]);
+        } else {
+            macs -= (x.len() * a.rows()) as u64;
+        }
+        if !self.begin(Work::Adapter, macs, 0) {
+            return;
+        }
+        let s = reference::Sizes { tokens: x.rows(), k: x.columns(), n: dy.columns(), rank: a.rows() };
+        let mut mask = vec![1f32; x.len()];
+        dropout::apply(&dropout, 0, &vec![1.0; x.len()], &mut mask);
+        let mask: Vec<f64> = mask.iter().map(|x| f64::from(*x)).collect();
+        let [x, a, b, dy] = [x, a, b, dy].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+        let (ga, gb, gx) = reference::backward(&s, &x, &a, &b, f64::from(scale), &mask, &dy);
+        for (to, add) in [(Some(da), ga), (Some(db), gb), (dx, gx)] {
+            if let Some(to) = to {
+                let sum: Vec<f32> = self.read(to).iter().zip(add).map(|(y, add)| y + add as f32).collect();
+                self.write(to, &sum);
+            }
+        }
+    }
+}
