@@ -1,1 +1,28 @@
+//! Does the adapter help? Metrics, the arms that are compared, intervals, the verdict, and the report.
+//!
+//! `history + adapter -> arms (base, retrieval, adapter, both, another person's) -> Evaluation -> Verdict -> report`
+//!
+//! - [`metrics`]: one file a metric, [`metrics::METRICS`] lists them.
+//! - [`bootstrap`]: seeded 95 % intervals of means and of paired differences, over queries.
+//! - [`arms`]: [`arms::ARMS`] lists what is compared, [`arms::COMPARISONS`] which differences are reported.
+//! - [`evaluation`]: rows per query, summaries, the JSON form.
+//! - [`verdict`]: what may honestly be said, and whether the adapter is kept.
+//! - [`report`]: one self-contained page (HTML with inline SVG), and the same in Markdown and JSON.
+//!
+//! The crate prints nothing and never writes a file by itself, except [`report::write_report`].
 
+pub mod arms;
+pub mod bootstrap;
+mod error;
+pub mod evaluation;
+pub mod metrics;
+pub mod report;
+pub mod table;
+pub mod verdict;
+
+pub use arms::{ARMS, Arm, COMPARISONS, Comparison, WhichAdapter};
+pub use bootstrap::{Bootstrap, Interval};
+pub use error::EvalError;
+pub use evaluation::{ArmResult, Difference, Estimate, Evaluation, QueryRow};
+pub use metrics::{Better, METRICS, Metric};
+pub use verdict::{Decision, Finding, Outcome, Verdict};

@@ -1,0 +1,26 @@
+//! What can go wrong while evaluating or reporting.
+
+use std::path::PathBuf;
+
+/// Every failure names the record, the arm or the file, and what was expected.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    #[error("nothing to evaluate: the held-out set is empty; at least one record with an answer is needed")]
+    NoQueries,
+    #[error("no held-out record can be evaluated: all {skipped} were left out, the first because {first_reason}")]
+    NoUsableQueries { skipped: usize, first_reason: String },
+    #[error("unknown arm {name:?}; the arms are {known}")]
+    UnknownArm { name: String, known: String },
+    #[error("arm {arm:?} needs {needs}, which was not given")]
+    ArmNeeds { arm: &'static str, needs: &'static str },
+    #[error("unknown metric {name:?}; the metrics are {known}")]
+    UnknownMetric { name: String, known: String },
+    #[error("arm {arm:?}, record {record:?}: the loss is {value}, expected a finite number")]
+    LossNotFinite { arm: String, record: String, value: f64 },
+    #[error("stopped before the evaluation was complete")]
+    Stopped,
+    #[error("cannot write {path}: {source}")]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("not an evaluation: {reason}")]
+    Malformed { reason: String },
+}

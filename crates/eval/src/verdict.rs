@@ -1,0 +1,165 @@
+//! What may honestly be said about an adapter, and whether to keep it.
+//!
+//! The rule: an adapter is kept if, on the person's newest held-out records, its loss per answer token lies below
+//! the base model's with a 95 % interval that excludes zero, over at least [`QUERIES_MIN`] queries. Everything else
+//! (another person's adapter, retrieval, the words in common) is reported beside the decision and never hidden.
+
+use serde_json::{Value, json};
+
+use crate::arms::Arm;
+pub use crate::evaluation::Outcome;
+use crate::evaluation::{Difference, Evaluation};
+
+/// Below this number of queries an interval from resampling is too narrow to be believed.
+pub const QUERIES_MIN: usize = 8;
+
+/// The metric that decides: it uses every token of every answer, so it tells most from few records.
+const DECIDING: &str = "loss_per_answer_token";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Kept,
+    NotKept,
+}
+
+impl Decision {
+    pub fn name(self) -> &'static str {
+        match self {
+            Decision::Kept => "kept",
+            Decision::NotKept => "not_kept",
+        }
+    }
+}
+
+/// The answer to one question of [`crate::COMPARISONS`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// Name of the comparison, such as `adapter_minus_base`.
+    pub comparison: &'static str,
+    pub question: &'static str,
+    pub outcome: Outcome,
+    /// A whole sentence with numbers.
+    pub sentence: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    pub decision: Decision,
+    /// One short line.
+    pub headline: String,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// In the order of [`crate::COMPARISONS`].
+    pub findings: Vec<Finding>,
+    /// What a reader must know before believing the headline.
+    pub cautions: Vec<String>,
+}
+
+impl Verdict {
+    pub fn to_json(&self) -> Value {
+        let finding = |finding: &Finding| {
+            json!({
+                "comparison": finding.comparison,
+                "question": finding.question,
+                "outcome": finding.outcome.name(),
+                "sentence": finding.sentence,
+            })
+        };
+        json!({
+            "decision": self.decision.name(),
+            "headline": self.headline,
+            "reason": self.reason,
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "cautions": self.cautions,
+        })
+    }
+}
+
+/// Judges the adapter. `None` if the adapter or the base was not among the arms: then there is nothing to judge.
+pub fn judge(evaluation: &Evaluation) -> Option<Verdict> {
+    let against_base = evaluation.difference("adapter_minus_base", DECIDING)?;
+    let findings: Vec<Finding> =
+        evaluation.differences.iter().filter(|difference| difference.metric.name == DECIDING).map(finding).collect();
+    let (decision, headline, reason) = decide(against_base);
+    Some(Verdict {
+        decision,
+        headline: headline.to_string(),
+        reason,
+        findings,
+        cautions: cautions(evaluation, against_base),
+    })
+}
+
+fn decide(against_base: &Difference) -> (Decision, &'static str, String) {
+    let sentence = finding(against_base).sentence;
+    if against_base.queries < QUERIES_MIN {
+        let reason = format!(
+            "Only {} held-out records could be asked about; at least {QUERIES_MIN} are needed to tell. {sentence}",
+            against_base.queries
+        );
+        return (Decision::NotKept, "Not kept: too few held-out records to tell", reason);
+    }
+    match against_base.outcome {
+        Outcome::Better => (Decision::Kept, "Kept: the adapter knows the person better than the base model", sentence),
+        Outcome::Worse => (Decision::NotKept, "Not kept: the adapter is worse than the base model", sentence),
+        Outcome::NotSeparable => (Decision::NotKept, "Not kept: no gain over the base model can be shown", sentence),
+    }
+}
+
+fn finding(difference: &Difference) -> Finding {
+    let label = |name| Arm::by_name(name).map_or(name, |arm| arm.label);
+    let (of, minus) = (label(difference.comparison.of), label(difference.comparison.minus));
+    let value = difference.estimate.value;
+    let size = match difference.estimate.interval {
+        Some(interval) => {
+            format!("{value:+.3} nats, 95 % interval {:+.3} to {:+.3}", interval.low, interval.high)
+        }
+        None => format!("{value:+.3} nats, no interval"),
+    };
+    let queries = count(difference.queries, "query", "queries");
+    let sentence = match difference.outcome {
+        Outcome::Better => format!("{of} has a lower loss per answer token than {minus} ({size}, {queries})."),
+        Outcome::Worse => format!("{of} has a higher loss per answer token than {minus} ({size}, {queries})."),
+        Outcome::NotSeparable => format!("{of} and {minus} cannot be told apart by their loss ({size}, {queries})."),
+    };
+    Finding {
+        comparison: difference.comparison.name,
+        question: difference.comparison.question,
+        outcome: difference.outcome,
+        sentence,
+    }
+}
+
+fn cautions(evaluation: &Evaluation, against_base: &Difference) -> Vec<String> {
+    let outcome = |comparison, metric| evaluation.difference(comparison, metric).map(|found| found.outcome);
+    let mut cautions = Vec::new();
+    if against_base.outcome == Outcome::Better {
+        match outcome("adapter_minus_other_adapter", DECIDING) {
+            Some(Outcome::Better) => {}
+            Some(Outcome::NotSeparable) => cautions
+                .push("Another person's adapter does as well: the gain may be the task's and not the person's.".into()),
+            Some(Outcome::Worse) => cautions.push(
+                "Another person's adapter does better: this history taught the task less well than another.".into(),
+            ),
+            None => cautions.push(
+                "No other person's adapter was compared: how much of the gain is the person's is not known.".into(),
+            ),
+        }
+        if outcome("adapter_minus_base", "rouge_1") == Some(Outcome::Worse) {
+            cautions
+                .push("What it writes shares fewer words with the person's text than the base model's does.".into());
+        }
+    }
+    if outcome("adapter_minus_retrieval", DECIDING) == Some(Outcome::Worse) {
+        cautions.push("Retrieval alone does better, without any training.".into());
+    }
+    if !evaluation.skipped.is_empty() {
+        let left_out = count(evaluation.skipped.len(), "held-out record was", "held-out records were");
+        cautions.push(format!("{left_out} left out: {}.", evaluation.skipped[0].reason));
+    }
+    cautions
+}
+
+fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
