@@ -1,1 +1,29 @@
+//! From a person's history to examples: records, importers, tasks, retrieval, tokenizer, chat templates, loss masks.
+//!
+//! ```text
+//! history file --read_history--> Record --build_example--> Example { tokens, loss_mask }
+//!                                            ^ TextPipeline (tokenizer, chat template)
+//!                                            ^ Retriever (BM25 over the person's earlier records)
+//! ```
+//!
+//! `Example` is the only thing that goes on to the model. This crate knows nothing of models.
 
+#![warn(missing_docs)]
+
+pub mod bm25;
+pub mod error;
+pub mod example;
+pub mod import;
+pub mod read;
+pub mod record;
+pub mod retrieve;
+pub mod tasks;
+pub mod time;
+
+pub use error::{DataError, ExampleError, TextError};
+pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
+pub use read::{OnBadLine, ReadOptions, read_history};
+pub use record::{DEFAULT_USER, HeldOut, History, Message, Record, RecordBody, SkippedLine, Split};
+pub use retrieve::{Found, Retriever};
+pub use tasks::{ColumnNames, Cut, TASKS, Task, task_by_name};
+pub use time::PinnedDate;

@@ -1,0 +1,154 @@
+//! BM25: finds the earlier records that share a record's words.
+//!
+//! Scores are those of Okapi BM25 with a floor for negative weights, as in the Python package rank-bm25
+//! (`BM25Okapi`, k1 1.5, b 0.75, epsilon 0.25), over exactly the records that were there before the query's:
+//!
+//! ```text
+//! idf(t)   = ln(N - n_t + 0.5) - ln(n_t + 0.5);  where negative: epsilon * mean idf over the vocabulary
+//! score(d) = sum over query tokens t (with repeats) of idf(t) * f_td * (k1 + 1) / (f_td + k1 * (1 - b + b * |d| / mean |d|))
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Saturation of repeated words.
+pub const K1: f64 = 1.5;
+/// How much long documents are held back.
+pub const B: f64 = 0.75;
+/// Share of the mean weight that a word in more than half of the documents gets.
+pub const EPSILON: f64 = 0.25;
+
+/// Documents in the order in which they came; any query may be limited to the first so many.
+#[derive(Debug, Clone, Default)]
+pub struct Bm25 {
+    terms: HashMap<String, usize>,
+    /// For each term, (document, count in it), documents ascending.
+    postings: Vec<Vec<(u32, u32)>>,
+    /// Tokens of each document.
+    lengths: Vec<u32>,
+    /// Tokens of the documents before each one; one entry more than documents.
+    lengths_before: Vec<u64>,
+    /// Mean idf over the vocabulary of the first N documents, at N.
+    mean_idf: Vec<f64>,
+}
+
+impl Bm25 {
+    /// An index over tokenized documents.
+    pub fn new<D: AsRef<[T]>, T: AsRef<str>>(documents: &[D]) -> Bm25 {
+        let mut index = Bm25 { lengths_before: vec![0], mean_idf: vec![0.0], ..Bm25::default() };
+        // terms_with[n] = how many terms stand in n documents: all that the mean weight needs, and short, since n
+        // different counts need n²/2 postings.
+        let mut terms_with: BTreeMap<usize, usize> = BTreeMap::new();
+        // ln(i + 0.5), shared by every prefix.
+        let logs: Vec<f64> = (0..=documents.len()).map(|count| (count as f64 + 0.5).ln()).collect();
+        for (number, document) in documents.iter().enumerate() {
+            index.add(number as u32, document.as_ref(), &mut terms_with);
+            let count = number + 1;
+            let sum: f64 =
+                terms_with.iter().map(|(with, terms)| *terms as f64 * (logs[count - with] - logs[*with])).sum();
+            index.mean_idf.push(sum / index.postings.len().max(1) as f64);
+        }
+        index
+    }
+
+    fn add<T: AsRef<str>>(&mut self, number: u32, tokens: &[T], terms_with: &mut BTreeMap<usize, usize>) {
+        let mut counts: HashMap<usize, u32> = HashMap::new();
+        for token in tokens {
+            let next = self.postings.len();
+            let term = *self.terms.entry(token.as_ref().to_string()).or_insert(next);
+            if term == next {
+                self.postings.push(Vec::new());
+            }
+            *counts.entry(term).or_insert(0) += 1;
+        }
+        for (term, count) in counts {
+            self.postings[term].push((number, count));
+            let with = self.postings[term].len();
+            *terms_with.entry(with).or_insert(0) += 1;
+            if let Some(terms) = terms_with.get_mut(&(with - 1)) {
+                *terms -= 1;
+                if *terms == 0 {
+                    terms_with.remove(&(with - 1));
+                }
+            }
+        }
+        self.lengths.push(tokens.len() as u32);
+        self.lengths_before.push(self.lengths_before[self.lengths_before.len() - 1] + tokens.len() as u64);
+    }
+
+    /// Number of documents.
+    pub fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Whether there is no document.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Score of each of the first `documents` documents, as if there were no others.
+    pub fn scores<T: AsRef<str>>(&self, query: &[T], documents: usize) -> Vec<f64> {
+        let documents = documents.min(self.len());
+        let mut scores = vec![0.0; documents];
+        if documents == 0 {
+            return scores;
+        }
+        let mean_length = self.lengths_before[documents] as f64 / documents as f64;
+        let floor = EPSILON * self.mean_idf[documents];
+        for (term, repeats) in self.query_terms(query) {
+            let postings = &self.postings[term];
+            let with = postings.partition_point(|(document, _)| (*document as usize) < documents);
+            if with == 0 {
+                continue;
+            }
+            let idf = ((documents - with) as f64 + 0.5).ln() - (with as f64 + 0.5).ln();
+            let idf = if idf < 0.0 { floor } else { idf } * f64::from(repeats);
+            for (document, count) in &postings[..with] {
+                let (document, count) = (*document as usize, f64::from(*count));
+                let length = f64::from(self.lengths[document]) / mean_length;
+                scores[document] += idf * (count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length)));
+            }
+        }
+        scores
+    }
+
+    /// The `count` best of the first `documents` documents that share a word with the query, best first. Of equal
+    /// scores the newer document comes first.
+    pub fn best<T: AsRef<str>>(&self, query: &[T], documents: usize, count: usize) -> Vec<(usize, f64)> {
+        let scores = self.scores(query, documents);
+        let mut best: Vec<(usize, f64)> = Vec::with_capacity(count + 1);
+        // A handful of places: insertion into a short sorted list beats sorting all scores.
+        for (document, score) in scores.into_iter().enumerate().rev() {
+            if score == 0.0 || count == 0 {
+                continue;
+            }
+            let place = best.partition_point(|(_, better)| *better >= score);
+            if place < count {
+                best.insert(place, (document, score));
+                best.truncate(count);
+            }
+        }
+        best
+    }
+
+    /// Known terms of the query with how often each stands in it, in order of first appearance.
+    fn query_terms<T: AsRef<str>>(&self, query: &[T]) -> Vec<(usize, u32)> {
+        let mut place: HashMap<usize, usize> = HashMap::new();
+        let mut terms: Vec<(usize, u32)> = Vec::new();
+        for token in query {
+            if let Some(term) = self.terms.get(token.as_ref()) {
+                let index = *place.entry(*term).or_insert_with(|| {
+                    terms.push((*term, 0));
+                    terms.len() - 1
+                });
+                terms[index].1 += 1;
+            }
+        }
+        terms
+    }
+}
+
+/// Words of a text for BM25: runs of letters and digits in lower case, so that the parts of file names and of
+/// identifiers with underscores count as words of their own.
+pub fn words(text: &str) -> Vec<String> {
+    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+}

@@ -1,0 +1,328 @@
+//! Reads a history: JSON Lines, one record a line, or a folder of such files.
+//!
+//! Every record is recognised by itself, so kinds may be mixed. Whatever is not a record is named by file, line and
+//! column, with what was expected; a snippet shows at most a few characters of the person's text.
+
+use crate::error::DataError;
+use crate::record::{DEFAULT_USER, History, Record, SkippedLine, Split};
+use crate::tasks::{ColumnNames, TASKS, Task};
+use crate::time::record_time;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What to do with a line that is not a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnBadLine {
+    /// Stop with an error.
+    #[default]
+    Stop,
+    /// Leave it out and say so in [`History::skipped`].
+    Skip,
+}
+
+/// How a history is read.
+#[derive(Debug, Clone, Default)]
+pub struct ReadOptions {
+    /// Only this user's records.
+    pub user: Option<String>,
+    /// What to do with a line that is not a record.
+    pub on_bad_line: OnBadLine,
+    /// Read every record as this task instead of recognising it.
+    pub task: Option<&'static dyn Task>,
+    /// Names of the fields of text, completion and chat records.
+    pub columns: ColumnNames,
+}
+
+/// A line longer than this is no record: 16 MiB of JSON is longer than any model's context.
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// Characters shown on each side of a fault.
+const SNIPPET_CHARACTERS: usize = 16;
+
+/// Reads a file, or a folder with `train.jsonl` (and `valid.jsonl`, `test.jsonl`), or a folder of `.jsonl` files.
+pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataError> {
+    let mut reader = Reader { options, history: History::default(), ids: HashMap::new(), hash: Sha256::new() };
+    for (file, split) in history_files(path)? {
+        reader.read_file(&file, split)?;
+    }
+    let Reader { mut history, hash, .. } = reader;
+    history.source_hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    if history.records.is_empty() {
+        return Err(nothing_read(path, &history, options));
+    }
+    put_oldest_first(&mut history.records);
+    Ok(history)
+}
+
+/// The files of a history and the part that each one is.
+fn history_files(path: &Path) -> Result<Vec<(PathBuf, Option<Split>)>, DataError> {
+    let metadata = std::fs::metadata(path).map_err(|source| DataError::Read { path: path.to_path_buf(), source })?;
+    if !metadata.is_dir() {
+        return Ok(vec![(path.to_path_buf(), None)]);
+    }
+    let parts = [("train", Split::Train), ("valid", Split::Valid), ("test", Split::Test)];
+    let given: Vec<_> = parts
+        .iter()
+        .map(|(name, split)| (path.join(format!("{name}.jsonl")), Some(*split)))
+        .filter(|(file, _)| file.is_file())
+        .collect();
+    if path.join("train.jsonl").is_file() {
+        return Ok(given);
+    }
+    let entries = std::fs::read_dir(path).map_err(|source| DataError::Read { path: path.to_path_buf(), source })?;
+    let mut files: Vec<(PathBuf, Option<Split>)> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|file| file.extension().is_some_and(|ending| ending == "jsonl") && file.is_file())
+        .map(|file| (file, None))
+        .collect();
+    files.sort_by(|a, b| a.0.cmp(&b.0));
+    if files.is_empty() {
+        let reason = "the folder holds no .jsonl file; expected train.jsonl, or files of one record a line".to_string();
+        return Err(DataError::NotAHistory { path: path.to_path_buf(), reason });
+    }
+    Ok(files)
+}
+
+fn nothing_read(path: &Path, history: &History, options: &ReadOptions) -> DataError {
+    let path = path.to_path_buf();
+    if history.other_users_count > 0
+        && let Some(user) = &options.user
+    {
+        let known = format!("{} records are of others", history.other_users_count);
+        return DataError::UnknownUser { path, user: user.clone(), known };
+    }
+    let reason = match history.skipped.first() {
+        Some(first) => format!("all {} lines were left out, the first because of {first}", history.skipped.len()),
+        None => "the file is empty; expected one JSON record a line".to_string(),
+    };
+    DataError::Empty { path, reason }
+}
+
+/// Sorts by time. A record without a time takes that of the record before it of the same user, so that a file without
+/// times, or with some missing, stays in its order.
+fn put_oldest_first(records: &mut [Record]) {
+    let mut last_time: HashMap<String, i64> = HashMap::new();
+    let mut keyed: Vec<i64> = Vec::with_capacity(records.len());
+    for record in records.iter() {
+        let time = record.time.or_else(|| last_time.get(&record.user).copied()).unwrap_or(i64::MIN);
+        last_time.insert(record.user.clone(), time);
+        keyed.push(time);
+    }
+    // `sequence` is the file order until here: the key keeps the sort stable, and finds each record's time.
+    records.sort_by_key(|record| (keyed[record.sequence], record.sequence));
+    for (sequence, record) in records.iter_mut().enumerate() {
+        record.sequence = sequence;
+    }
+}
+
+struct Reader<'a> {
+    options: &'a ReadOptions,
+    history: History,
+    /// Where each id was seen first.
+    ids: HashMap<String, (Arc<Path>, usize)>,
+    hash: Sha256,
+}
+
+/// A fault in a line: column in characters (0 for the whole record) and the reason.
+struct Fault {
+    column: usize,
+    reason: String,
+}
+
+impl Fault {
+    fn whole(reason: impl Into<String>) -> Fault {
+        Fault { column: 0, reason: reason.into() }
+    }
+}
+
+impl Reader<'_> {
+    fn read_file(&mut self, path: &Path, split: Option<Split>) -> Result<(), DataError> {
+        let read_error = |source| DataError::Read { path: path.to_path_buf(), source };
+        let mut input = BufReader::with_capacity(1 << 16, std::fs::File::open(path).map_err(read_error)?);
+        let file: Arc<Path> = Arc::from(path);
+        self.history.files.push(path.to_path_buf());
+        let mut bytes = Vec::new();
+        let mut line = 0;
+        loop {
+            bytes.clear();
+            line += 1;
+            let mut limited = (&mut input).take(LINE_BYTES_MAX as u64 + 1);
+            let count = limited.read_until(b'\n', &mut bytes).map_err(read_error)?;
+            if count == 0 {
+                return Ok(());
+            }
+            self.hash.update(&bytes);
+            let outcome = if count > LINE_BYTES_MAX && bytes.last() != Some(&b'\n') {
+                self.pass_rest_of_line(&mut input).map_err(read_error)?;
+                Err(Fault::whole(format!(
+                    "the line is longer than {} MiB; expected one record a line",
+                    LINE_BYTES_MAX >> 20
+                )))
+            } else {
+                self.read_line(&bytes, &file, line, split)
+            };
+            if let Err(fault) = outcome {
+                let skipped =
+                    SkippedLine { file: path.to_path_buf(), line, column: fault.column, reason: fault.reason };
+                match self.options.on_bad_line {
+                    OnBadLine::Stop => return Err(DataError::BadLine(skipped)),
+                    OnBadLine::Skip => self.history.skipped.push(skipped),
+                }
+            }
+        }
+    }
+
+    /// Reads to the end of a line that is too long, without keeping it.
+    fn pass_rest_of_line(&mut self, input: &mut impl BufRead) -> std::io::Result<()> {
+        loop {
+            let buffer = input.fill_buf()?;
+            if buffer.is_empty() {
+                return Ok(());
+            }
+            let end = buffer.iter().position(|byte| *byte == b'\n');
+            let used = end.map_or(buffer.len(), |place| place + 1);
+            self.hash.update(&buffer[..used]);
+            input.consume(used);
+            if end.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read_line(&mut self, bytes: &[u8], file: &Arc<Path>, line: usize, split: Option<Split>) -> Result<(), Fault> {
+        let bytes = if line == 1 { without_byte_order_mark(bytes)? } else { bytes };
+        let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
+        let text = text.trim_end_matches(['\n', '\r']);
+        if text.trim().is_empty() {
+            self.history.blank_lines_count += 1;
+            return Ok(());
+        }
+        let value: Value = serde_json::from_str(text).map_err(|error| not_json(text, &error))?;
+        let fields = match value {
+            Value::Object(fields) => fields,
+            Value::Array(_) => {
+                return Err(Fault::whole("the line is a JSON list; expected one record, an object, on each line"));
+            }
+            other => {
+                let kind = crate::tasks::kind_of(&other);
+                return Err(Fault::whole(format!("the line is {kind}; expected a record, an object")));
+            }
+        };
+        self.take_record(fields, file, line, split).map_err(Fault::whole)
+    }
+
+    fn take_record(
+        &mut self,
+        fields: Map<String, Value>,
+        file: &Arc<Path>,
+        line: usize,
+        split: Option<Split>,
+    ) -> Result<(), String> {
+        let user = match fields.get("user") {
+            None | Some(Value::Null) => DEFAULT_USER.to_string(),
+            Some(value) => name_text(value).ok_or("field \"user\" is not a name; expected a text or a number")?,
+        };
+        if self.options.user.as_ref().is_some_and(|wanted| *wanted != user) {
+            self.history.other_users_count += 1;
+            return Ok(());
+        }
+        let stem = file.file_stem().map_or("record".into(), |stem| stem.to_string_lossy().into_owned());
+        let id = match fields.get("id") {
+            None | Some(Value::Null) => format!("{stem}-{line}"),
+            Some(value) => name_text(value).ok_or("field \"id\" is not a name; expected a text or a number")?,
+        };
+        let time = record_time(&fields)?;
+        let task = choose_task(&fields, self.options)?;
+        let body = task.read(fields, &self.options.columns).map_err(|reason| {
+            format!("{reason}; a {} record has {}", task.name(), task.expects(&self.options.columns))
+        })?;
+        if let Some((first_file, first_line)) = self.ids.get(&id) {
+            return Err(format!("id \"{}\" was already used in {}:{first_line}", shown(&id), first_file.display()));
+        }
+        self.ids.insert(id.clone(), (file.clone(), line));
+        let sequence = self.history.records.len();
+        self.history.records.push(Record { id, user, time, body, file: file.clone(), line, sequence, split });
+        Ok(())
+    }
+}
+
+fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) -> Result<&'static dyn Task, String> {
+    if let Some(task) = options.task {
+        return Ok(task);
+    }
+    match fields.get("task") {
+        Some(Value::String(name)) => crate::tasks::task_by_name(name)
+            .ok_or_else(|| format!("unknown task \"{}\"; known are: {}", shown(name), crate::tasks::task_names())),
+        None | Some(Value::Null) => TASKS
+            .iter()
+            .copied()
+            .find(|task| task.detect(fields, &options.columns))
+            .ok_or_else(|| unknown_kind(fields, &options.columns)),
+        Some(other) => Err(format!("field \"task\" is {}, expected a name", crate::tasks::kind_of(other))),
+    }
+}
+
+fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
+    let names: Vec<String> = fields.keys().take(8).map(|name| shown(name)).collect();
+    format!(
+        "no kind of record has these fields ({}); expected \"{}\", or \"{}\" and \"{}\", or \"{}\", or a task's own",
+        if names.is_empty() { "none".to_string() } else { names.join(", ") },
+        columns.text,
+        columns.prompt,
+        columns.completion,
+        columns.messages
+    )
+}
+
+/// A name given as text or number.
+fn name_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.trim().is_empty() => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+fn without_byte_order_mark(bytes: &[u8]) -> Result<&[u8], Fault> {
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return Err(Fault { column: 1, reason: "the file is UTF-16; save it as UTF-8".to_string() });
+    }
+    Ok(bytes.strip_prefix(&[0xef, 0xbb, 0xbf]).unwrap_or(bytes))
+}
+
+fn not_utf8(bytes: &[u8], valid_up_to: usize) -> Fault {
+    let before = String::from_utf8_lossy(&bytes[..valid_up_to]);
+    let column = before.chars().count() + 1;
+    let tail: String = before.chars().rev().take(SNIPPET_CHARACTERS).collect::<Vec<_>>().into_iter().rev().collect();
+    let byte = bytes[valid_up_to];
+    let reason = format!(
+        "byte 0x{byte:02X} after \"{}\" is not UTF-8; the file may be in an old encoding such as Windows-1252: save it as UTF-8",
+        shown(&tail)
+    );
+    Fault { column, reason }
+}
+
+fn not_json(text: &str, error: &serde_json::Error) -> Fault {
+    // serde_json counts bytes; people count characters.
+    let byte = error.column().saturating_sub(1).min(text.len());
+    let byte = (0..=byte).rev().find(|place| text.is_char_boundary(*place)).unwrap_or(0);
+    let column = text[..byte].chars().count() + 1;
+    let start = text[..byte].char_indices().rev().take(SNIPPET_CHARACTERS).last().map_or(byte, |(place, _)| place);
+    let snippet: String = text[start..].chars().take(2 * SNIPPET_CHARACTERS).collect();
+    let full = error.to_string();
+    let what = full.split(" at line ").next().unwrap_or(&full);
+    let hint = match text.trim() {
+        "{" | "[" => "; one whole record must stand on one line",
+        _ => "",
+    };
+    Fault { column, reason: format!("not valid JSON near \"{}\": {what}{hint}", shown(&snippet)) }
+}
+
+/// Text of the file made fit for a message: no control characters, not long.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(40).collect()
+}

@@ -1,0 +1,176 @@
+//! Time stamps of records, and the date that is pinned for chat templates.
+
+use crate::error::TextError;
+use serde_json::{Map, Value};
+
+/// The fields in which a record's time is looked for, first found wins.
+const TIME_FIELDS: [&str; 4] = ["time", "timestamp", "date", "year"];
+
+/// Years that a bare number can mean; anything larger is seconds.
+const YEARS: std::ops::RangeInclusive<i64> = 1000..=9999;
+
+/// Seconds since 1970 of a record, or why its time cannot be read. A record without a time field has none.
+pub fn record_time(fields: &Map<String, Value>) -> Result<Option<i64>, String> {
+    for name in TIME_FIELDS {
+        let time = match fields.get(name) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Number(number)) => number_time(number.as_f64().unwrap_or(f64::NAN), name == "year"),
+            Some(Value::String(text)) => text_time(text),
+            Some(_) => None,
+        };
+        return match time {
+            Some(time) => Ok(Some(time)),
+            None => Err(format!(
+                "field \"{name}\" is no time; expected seconds since 1970, a year, or a date such as 2024-05-31 or \
+                 2024-05-31T08:30:00Z"
+            )),
+        };
+    }
+    Ok(None)
+}
+
+fn number_time(number: f64, is_year_field: bool) -> Option<i64> {
+    if !number.is_finite() || number.abs() > 1e15 {
+        return None;
+    }
+    if is_year_field {
+        return (number.fract() == 0.0 && YEARS.contains(&(number as i64))).then(|| year_time(number as i16)).flatten();
+    }
+    // Milliseconds are common in exports; 1e11 seconds is the year 5138, 1e11 milliseconds is 1973.
+    Some(if number.abs() >= 1e11 { (number / 1000.0).floor() as i64 } else { number.floor() as i64 })
+}
+
+fn year_time(year: i16) -> Option<i64> {
+    date_time(jiff::civil::Date::new(year, 1, 1).ok()?)
+}
+
+fn date_time(date: jiff::civil::Date) -> Option<i64> {
+    Some(date.to_zoned_datetime(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_second())
+}
+
+fn text_time(text: &str) -> Option<i64> {
+    let text = text.trim();
+    if text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return year_time(text.parse().ok()?);
+    }
+    if let Ok(number) = text.parse::<f64>() {
+        return number_time(number, false);
+    }
+    if let Ok(instant) = text.parse::<jiff::Timestamp>() {
+        return Some(instant.as_second());
+    }
+    // "2024-05-31 08:30:00+02:00": a space is as common as the T.
+    if let Ok(instant) = text.replacen(' ', "T", 1).parse::<jiff::Timestamp>() {
+        return Some(instant.as_second());
+    }
+    // Without an offset the time is taken as UTC: only the order matters.
+    if let Ok(moment) = text.parse::<jiff::civil::DateTime>() {
+        return Some(moment.to_zoned_datetime(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_second());
+    }
+    if text.len() == 7 {
+        return date_time(format!("{text}-01").parse().ok()?);
+    }
+    date_time(text.replace('/', "-").parse().ok()?)
+}
+
+/// A date that chat templates see as today. It is kept with the adapter, so that the prompt of every later day is the
+/// one the adapter was trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinnedDate(jiff::civil::Date);
+
+impl PinnedDate {
+    /// Today by this machine's clock and time zone.
+    pub fn today() -> PinnedDate {
+        PinnedDate(jiff::Timestamp::now().to_zoned_datetime(jiff::tz::TimeZone::UTC).date())
+    }
+
+    /// The date written by [`strftime`](https://docs.python.org/3/library/datetime.html#format-codes) codes; the time of
+    /// day is midnight.
+    pub(crate) fn format(&self, format: &str) -> Result<String, String> {
+        let moment =
+            self.0.at(0, 0, 0, 0).to_zoned_datetime(jiff::tz::TimeZone::UTC).map_err(|error| error.to_string())?;
+        jiff::fmt::strtime::format(format, &moment).map_err(|error| error.to_string())
+    }
+}
+
+impl std::fmt::Display for PinnedDate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl std::str::FromStr for PinnedDate {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<PinnedDate, TextError> {
+        let is_plain = text.len() == 10 && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+        match text.parse() {
+            Ok(date) if is_plain => Ok(PinnedDate(date)),
+            _ => Err(TextError::Date(text.chars().take(40).collect())),
+        }
+    }
+}
+
+impl serde::Serialize for PinnedDate {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for PinnedDate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<PinnedDate, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time_of(json: &str) -> Result<Option<i64>, String> {
+        record_time(&serde_json::from_str(json).unwrap())
+    }
+
+    #[test]
+    fn every_written_form_of_time_is_read() {
+        for (json, expected) in [
+            (r#"{"time": 1731785881}"#, 1731785881),
+            (r#"{"time": 1731785881.7}"#, 1731785881),
+            (r#"{"time": 1731785881123}"#, 1731785881),
+            (r#"{"time": "1731785881"}"#, 1731785881),
+            (r#"{"time": null, "date": "1970-01-02"}"#, 86400),
+            (r#"{"date": "1970/01/02"}"#, 86400),
+            (r#"{"date": "1970-02"}"#, 31 * 86400),
+            (r#"{"timestamp": "1970-01-01T01:00:00Z"}"#, 3600),
+            (r#"{"time": "1970-01-01 02:00:00+01:00"}"#, 3600),
+            (r#"{"time": "1970-01-01T00:00:09"}"#, 9),
+            (r#"{"year": 1971}"#, 365 * 86400),
+            (r#"{"year": "1971"}"#, 365 * 86400),
+        ] {
+            assert_eq!(time_of(json), Ok(Some(expected)), "{json}");
+        }
+        assert_eq!(time_of(r#"{"text": "x"}"#), Ok(None));
+    }
+
+    #[test]
+    fn what_is_no_time_is_said_with_the_field() {
+        for json in
+            [r#"{"time": "soon"}"#, r#"{"year": 99999}"#, r#"{"time": 1e300}"#, r#"{"date": [1]}"#, r#"{"year": 1.5}"#]
+        {
+            let reason = time_of(json).unwrap_err();
+            assert!(reason.contains("is no time") && reason.contains("expected"), "{json}: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_pinned_date_is_strict_and_formats_as_python_does() {
+        let date: PinnedDate = "2025-10-08".parse().unwrap();
+        assert_eq!(date.format("%d %B %Y").unwrap(), "08 October 2025");
+        assert_eq!(date.format("%d %b %Y").unwrap(), "08 Oct 2025");
+        assert_eq!(date.format("%A, %Y-%m-%d %H:%M").unwrap(), "Wednesday, 2025-10-08 00:00");
+        assert_eq!(date.to_string(), "2025-10-08");
+        for bad in ["2025-13-01", "today", "20251008", "2025-10-08T00:00"] {
+            assert!(bad.parse::<PinnedDate>().is_err(), "{bad}");
+        }
+    }
+}
