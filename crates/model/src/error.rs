@@ -1,0 +1,50 @@
+//! Everything that can be wrong with a model, an adapter or a request, said so that a user can act on it.
+
+use crate::families::supported_architectures;
+
+/// What went wrong and what was expected instead.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum ModelError {
+    #[error("unknown architecture {found:?}; supported are {}", supported_architectures().join(", "))]
+    UnknownArchitecture { found: String },
+    #[error("model configuration: {key} is missing, expected {expected}")]
+    ConfigMissing { key: String, expected: &'static str },
+    #[error("model configuration: {key} is {found}, expected {expected}")]
+    ConfigInvalid { key: String, found: String, expected: String },
+    #[error("tensor {name} is missing, expected shape {expected:?}")]
+    TensorMissing { name: String, expected: Vec<usize> },
+    #[error("tensor {name} has shape {found:?}, but the model configuration asks for {expected:?}")]
+    TensorShape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("tensor {name} is not part of a {family} model with this configuration")]
+    TensorUnexpected { name: String, family: &'static str },
+    #[error("tensor {name} holds a value that is not finite at index {index}")]
+    TensorNotFinite { name: String, index: usize },
+
+    #[error("adapter: {field} is {found}, expected {expected}")]
+    AdapterInvalid { field: &'static str, found: String, expected: String },
+    #[error("adapter targets nothing: {reason}")]
+    AdapterTargetsNothing { reason: String },
+    #[error(
+        "adapter was made for another base model (its hash is {found}, this model's is {expected}); load that base or train again"
+    )]
+    AdapterWrongBase { found: String, expected: String },
+    #[error("adapter: {count} values for {expected} parameters")]
+    AdapterLength { count: usize, expected: usize },
+
+    #[error("token {token} at position {position} is outside the vocabulary of {vocabulary}")]
+    TokenOutsideVocabulary { token: u32, position: usize, vocabulary: usize },
+    #[error("{tokens} tokens do not fit: {limit} is the limit of {of}")]
+    TooManyTokens { tokens: usize, limit: usize, of: &'static str },
+    #[error("the loss mask has {mask} entries for {tokens} tokens")]
+    MaskLength { mask: usize, tokens: usize },
+    #[error(
+        "no token is supervised: of {tokens} tokens none (but possibly the first, which nothing predicts) is a target"
+    )]
+    NothingSupervised { tokens: usize },
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    #[error("{option} is {found}, expected {expected}")]
+    OptionInvalid { option: &'static str, found: String, expected: &'static str },
+    #[error("the model produced a value that is not a number at position {position}")]
+    NotANumber { position: usize },
+}

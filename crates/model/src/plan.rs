@@ -1,0 +1,361 @@
+//! Places every tensor of a training step before the first one, and says what the memory is for.
+//!
+//! R is the most rows that a step has: one less than the longest example has tokens, because nothing is predicted
+//! from the last one.
+
+use kernels::arena::ArenaMark;
+use kernels::ops::Counters;
+use kernels::{ArenaPlan, Tensor};
+
+use crate::adapter::AdapterSpec;
+use crate::block::{BlockGradients, BlockTensors};
+use crate::config::ModelConfig;
+use crate::projection::Projection;
+use crate::step::{Recompute, SelectRows, StepOptions};
+
+/// What a session takes, known before it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryPlan {
+    /// Name and bytes of each part; they sum to [`Self::total_bytes`].
+    pub items: Vec<(&'static str, usize)>,
+    /// Everything that lives in the arena: adapter, optimizer and activations.
+    pub arena_bytes: usize,
+    /// The most that any op needs while it runs.
+    pub scratch_bytes: usize,
+    /// The frozen base model, mapped from its cache where there is one.
+    pub weights_bytes: usize,
+    /// Multiply-adds of the longest step with every token supervised (training), or of the fullest chunk (generation).
+    pub macs: Counters,
+}
+
+impl MemoryPlan {
+    pub fn total_bytes(&self) -> usize {
+        self.items.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// The places of everything in a training step.
+pub(crate) struct StepPlaces {
+    pub(crate) arena: ArenaPlan,
+    /// Name and bytes of each part of the arena.
+    pub(crate) items: Vec<(&'static str, usize)>,
+    /// The adapter, its gradients and both moments, [1, parameters] each.
+    pub(crate) parameters: Tensor,
+    pub(crate) gradients: Tensor,
+    pub(crate) first_moment: Tensor,
+    pub(crate) second_moment: Tensor,
+    /// One entry a block; blocks that share memory have the same places.
+    pub(crate) blocks: Vec<BlockTensors>,
+    /// For blocks that all rows leave.
+    pub(crate) block_gradients: BlockGradients,
+    /// For the last block when only selected rows leave it.
+    pub(crate) selecting_gradients: BlockGradients,
+    pub(crate) head: HeadTensors,
+}
+
+/// Around the output head, [R, D] each.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadTensors {
+    /// Rows of the last block's output that go on.
+    pub(crate) hidden: Tensor,
+    pub(crate) normed: Tensor,
+    pub(crate) d_normed: Tensor,
+    pub(crate) d_hidden: Tensor,
+}
+
+/// The first block whose backward runs; earlier ones keep nothing.
+pub(crate) fn first_kept_block(spec: &AdapterSpec, options: &StepOptions) -> usize {
+    if options.necessary_work.stop_at_first_adapted_block { spec.blocks.start } else { 0 }
+}
+
+impl StepPlaces {
+    pub(crate) fn new(config: &ModelConfig, spec: &AdapterSpec, options: &StepOptions, rows: usize) -> Self {
+        let mut plan = Itemized::default();
+        let parameters = plan.item("adapter", |arena| arena.tensor(1, spec.parameter_count(config)));
+        let gradients = plan.item("adapter gradients", |arena| arena.tensor(1, parameters.len()));
+        let (first_moment, second_moment) = plan
+            .item("optimizer moments", |arena| (arena.tensor(1, parameters.len()), arena.tensor(1, parameters.len())));
+
+        let selects_in_block = options.necessary_work.select_rows == SelectRows::InLastBlock;
+        let selects_before_head = options.necessary_work.select_rows == SelectRows::BeforeHead;
+        let first_kept = first_kept_block(spec, options);
+        let boundaries: Vec<Tensor> = plan.item("block boundaries", |arena| {
+            (first_kept..=config.blocks.len()).map(|_| arena.tensor(rows, config.width)).collect()
+        });
+        let last_output = boundaries[boundaries.len() - 1];
+        let down_hidden: Vec<Option<Tensor>> = plan.item("adapter activations kept", |arena| {
+            let adapted = |block: &usize| spec.blocks.contains(block) && spec.targets.contains(&Projection::Down);
+            let place = |block| adapted(&block).then(|| arena.tensor(rows, spec.rank));
+            (0..config.blocks.len()).map(place).collect()
+        });
+        let selected = plan.item("rows selected in the last block", |arena| {
+            selects_in_block.then(|| (arena.tensor(rows, config.width), arena.tensor(rows, config.width)))
+        });
+
+        let (activations, parts) = match options.recompute {
+            Recompute::PerBlock => plan.item("one block's activations and gradients", |arena| {
+                let attention = AttentionPart::new(arena, config, Some(spec), rows);
+                let behind_attention = arena.mark();
+                let wide = WidePart::new(arena, config, rows);
+                let gated = GatedPart::new(arena, config, rows);
+                // Backward's gradients take the places of values that it has read for the last time.
+                let down_adapted = spec.targets.contains(&Projection::Down);
+                let d_gated = if down_adapted { arena.tensor(rows, config.feed_forward) } else { gated.gated };
+                arena.release(gated.start);
+                let d_middle_normed = arena.tensor(rows, config.width);
+                arena.release(behind_attention);
+                let parts = GradientParts::new(arena, config, rows, d_gated, d_middle_normed);
+                (vec![Activations { attention, wide, gated }], parts)
+            }),
+            Recompute::Never => {
+                let activations: Vec<_> = plan.item("all blocks' activations", |arena| {
+                    (first_kept..config.blocks.len())
+                        .map(|_| Activations::new(arena, config, Some(spec), rows))
+                        .collect()
+                });
+                let parts = plan.item("one block's gradients", |arena| {
+                    let start = arena.mark();
+                    let d_gated = arena.tensor(rows, config.feed_forward);
+                    arena.release(start);
+                    let d_middle_normed = arena.tensor(rows, config.width);
+                    arena.release(start);
+                    GradientParts::new(arena, config, rows, d_gated, d_middle_normed)
+                });
+                (activations, parts)
+            }
+        };
+
+        let d_stream = plan.item("gradient of the stream", |arena| arena.tensor(rows, config.width));
+        let d_product = plan.item("gradient behind output norms", |arena| {
+            config.output_norms.then(|| arena.tensor(rows, config.width))
+        });
+        let selects = selects_in_block || selects_before_head;
+        let head = plan.item("output head", |arena| HeadTensors {
+            hidden: if selects_before_head { arena.tensor(rows, config.width) } else { last_output },
+            normed: arena.tensor(rows, config.width),
+            d_normed: arena.tensor(rows, config.width),
+            d_hidden: if selects { arena.tensor(rows, config.width) } else { d_stream },
+        });
+
+        let blocks = (0..config.blocks.len()).map(|block| {
+            let kept = block.saturating_sub(first_kept);
+            let places = &activations[kept.min(activations.len() - 1)];
+            let (input, output) = (boundaries[kept], boundaries[(block + 1).saturating_sub(first_kept)]);
+            let selected = selected.filter(|_| block + 1 == config.blocks.len());
+            places.block_tensors(input, output, selected, down_hidden[block])
+        });
+        let blocks = blocks.collect();
+        let all_leave = parts.block_gradients(d_stream, d_stream, d_product);
+        let selecting = parts.block_gradients(head.d_hidden, d_stream, d_product);
+        Self {
+            arena: plan.arena,
+            items: plan.items,
+            parameters,
+            gradients,
+            first_moment,
+            second_moment,
+            blocks,
+            block_gradients: all_leave,
+            selecting_gradients: BlockGradients { query_input: parts.query_input, ..selecting },
+            head,
+        }
+    }
+}
+
+/// An arena whose growth is booked under names.
+#[derive(Default)]
+pub(crate) struct Itemized {
+    pub(crate) arena: ArenaPlan,
+    pub(crate) items: Vec<(&'static str, usize)>,
+}
+
+impl Itemized {
+    /// Books what `place` adds to the arena's peak.
+    pub(crate) fn item<T>(&mut self, name: &'static str, place: impl FnOnce(&mut ArenaPlan) -> T) -> T {
+        let before = self.arena.peak_bytes();
+        let placed = place(&mut self.arena);
+        let bytes = self.arena.peak_bytes() - before;
+        if bytes > 0 {
+            self.items.push((name, bytes));
+        }
+        placed
+    }
+}
+
+/// Places of the first half of a block; see [`BlockTensors`] for names and shapes.
+pub(crate) struct AttentionPart {
+    pub(crate) input_normed: Tensor,
+    pub(crate) query_product: Tensor,
+    pub(crate) query: Tensor,
+    pub(crate) key_product: Tensor,
+    pub(crate) key: Tensor,
+    pub(crate) value: Tensor,
+    pub(crate) attended: Tensor,
+    pub(crate) log_sum_exp: Tensor,
+    pub(crate) output_product: Tensor,
+    pub(crate) middle: Tensor,
+    pub(crate) hidden: [Option<Tensor>; 7],
+}
+
+impl AttentionPart {
+    /// `rows` rows; the hidden values of all adapted projections but `Down`, which the caller places.
+    pub(crate) fn new(arena: &mut ArenaPlan, config: &ModelConfig, spec: Option<&AdapterSpec>, rows: usize) -> Self {
+        let query = arena.tensor(rows, config.query_width());
+        let key = arena.tensor(rows, config.key_width());
+        let middle = arena.tensor(rows, config.width);
+        let mut hidden = [None; 7];
+        let adapted = spec.into_iter().flat_map(|spec| spec.sorted_targets().map(|target| (target, spec.rank)));
+        for (target, rank) in adapted.filter(|(target, _)| *target != Projection::Down) {
+            hidden[target.index()] = Some(arena.tensor(rows, rank));
+        }
+        Self {
+            input_normed: arena.tensor(rows, config.width),
+            query_product: if config.query_key_norm { arena.tensor(rows, config.query_width()) } else { query },
+            query,
+            key_product: if config.query_key_norm { arena.tensor(rows, config.key_width()) } else { key },
+            key,
+            value: arena.tensor(rows, config.key_width()),
+            attended: arena.tensor(rows, config.query_width()),
+            log_sum_exp: arena.tensor(rows, config.heads),
+            output_product: if config.output_norms { arena.tensor(rows, config.width) } else { middle },
+            middle,
+            hidden,
+        }
+    }
+}
+
+/// Places of the feed-forward's values that live to the end of its backward.
+pub(crate) struct WidePart {
+    middle_normed: Tensor,
+    gate: Tensor,
+    up: Tensor,
+}
+
+impl WidePart {
+    fn new(arena: &mut ArenaPlan, config: &ModelConfig, rows: usize) -> Self {
+        Self {
+            middle_normed: arena.tensor(rows, config.width),
+            gate: arena.tensor(rows, config.feed_forward),
+            up: arena.tensor(rows, config.feed_forward),
+        }
+    }
+}
+
+/// Places of the feed-forward's last values, read first by its backward.
+pub(crate) struct GatedPart {
+    /// Where the part begins, for what takes its place later.
+    start: ArenaMark,
+    gated: Tensor,
+    /// `None` in families without output norms, where the product is the output.
+    down_product: Option<Tensor>,
+}
+
+impl GatedPart {
+    fn new(arena: &mut ArenaPlan, config: &ModelConfig, rows: usize) -> Self {
+        Self {
+            start: arena.mark(),
+            gated: arena.tensor(rows, config.feed_forward),
+            down_product: config.output_norms.then(|| arena.tensor(rows, config.width)),
+        }
+    }
+}
+
+/// Places of all values of one block but its input and output.
+pub(crate) struct Activations {
+    pub(crate) attention: AttentionPart,
+    wide: WidePart,
+    gated: GatedPart,
+}
+
+impl Activations {
+    pub(crate) fn new(arena: &mut ArenaPlan, config: &ModelConfig, spec: Option<&AdapterSpec>, rows: usize) -> Self {
+        Self {
+            attention: AttentionPart::new(arena, config, spec, rows),
+            wide: WidePart::new(arena, config, rows),
+            gated: GatedPart::new(arena, config, rows),
+        }
+    }
+
+    /// `selected` holds the places of [`BlockTensors::stream`] and [`BlockTensors::query_input`] where only some
+    /// rows leave the block.
+    pub(crate) fn block_tensors(
+        &self,
+        input: Tensor,
+        output: Tensor,
+        selected: Option<(Tensor, Tensor)>,
+        down_hidden: Option<Tensor>,
+    ) -> BlockTensors {
+        let Activations { attention, wide, gated } = self;
+        let (stream, query_input) = selected.unwrap_or((input, attention.input_normed));
+        let mut lora_hidden = attention.hidden;
+        lora_hidden[Projection::Down.index()] = down_hidden;
+        BlockTensors {
+            input,
+            input_normed: attention.input_normed,
+            stream,
+            query_input,
+            query_product: attention.query_product,
+            query: attention.query,
+            key_product: attention.key_product,
+            key: attention.key,
+            value: attention.value,
+            keys: attention.key,
+            values: attention.value,
+            attended: attention.attended,
+            log_sum_exp: attention.log_sum_exp,
+            output_product: attention.output_product,
+            middle: attention.middle,
+            middle_normed: wide.middle_normed,
+            gate: wide.gate,
+            up: wide.up,
+            gated: gated.gated,
+            down_product: gated.down_product.unwrap_or(output),
+            output,
+            lora_hidden,
+        }
+    }
+}
+
+/// Places of a block's gradients but those of its input and output.
+struct GradientParts {
+    gated: Tensor,
+    middle_normed: Tensor,
+    attended: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_normed: Tensor,
+    query_input: Tensor,
+}
+
+impl GradientParts {
+    /// The gradients of the feed-forward are dead when those of attention are made, so they may share places.
+    fn new(arena: &mut ArenaPlan, config: &ModelConfig, rows: usize, gated: Tensor, middle_normed: Tensor) -> Self {
+        Self {
+            gated,
+            middle_normed,
+            attended: arena.tensor(rows, config.query_width()),
+            query: arena.tensor(rows, config.query_width()),
+            key: arena.tensor(rows, config.key_width()),
+            value: arena.tensor(rows, config.key_width()),
+            input_normed: arena.tensor(rows, config.width),
+            query_input: arena.tensor(rows, config.width),
+        }
+    }
+
+    fn block_gradients(&self, output: Tensor, input: Tensor, product: Option<Tensor>) -> BlockGradients {
+        BlockGradients {
+            output,
+            input,
+            product: product.unwrap_or(output),
+            gated: self.gated,
+            middle_normed: self.middle_normed,
+            attended: self.attended,
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            input_normed: self.input_normed,
+            query_input: self.input_normed,
+        }
+    }
+}
