@@ -22,6 +22,8 @@ pub mod qlinear;
 pub mod rms_norm;
 pub mod rope;
 mod simd;
+#[cfg(test)]
+mod testing;
 
 pub use adamw::AdamWParameters;
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};

@@ -2,11 +2,18 @@
 //! matrix of [queries, keys]: tiles of scores live in the caches, a running maximum and sum per row join them
 //! (Dao et al., "FlashAttention").
 
+mod backward;
+mod forward;
+#[cfg(test)]
 mod reference;
+#[cfg(test)]
+mod tests;
+mod tile;
 
 use crate::arena::Tensor;
 use crate::ops::{Ops, Work};
 use crate::place::{assert_apart, assert_same_shape};
+use crate::simd::LANES;
 
 /// What an attention op is about.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +30,14 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
+    /// Query heads for each key/value head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+    /// Floats of a packed row.
+    fn padded_head_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
     /// Unmasked pairs of one head.
     fn pairs(&self, positions: &[u32]) -> u64 {
         let window = self.window.unwrap_or(usize::MAX);
@@ -62,13 +77,10 @@ impl Ops {
         assert_apart(("out", out), &inputs);
         assert_apart(("log_sum_exp", log_sum_exp), &[("q", q), ("k", k), ("v", v), ("out", out)]);
         let macs = 2 * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
-        if !self.begin(Work::Attention, macs, 0) {
-            return;
+        let scratch = forward::scratch_bytes(shape, positions.len(), self.options.threads);
+        if self.begin(Work::Attention, macs, scratch) {
+            forward::run(self, shape, positions, [q, k, v], [out, log_sum_exp]);
         }
-        let [q, k, v] = [q, k, v].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-        let (o, l) = reference::forward(shape, positions, &q, &k, &v);
-        self.write(out, &o.iter().map(|x| *x as f32).collect::<Vec<_>>());
-        self.write(log_sum_exp, &l.iter().map(|x| *x as f32).collect::<Vec<_>>());
     }
 
     /// Gradients of q, k and v (each overwritten; what is `None` is not computed) from `dout` and the tensors of
@@ -108,15 +120,13 @@ impl Ops {
         let dp_wanted = u64::from(dq.is_some() || dk.is_some());
         let products = scores_wanted + dp_wanted + [dq, dk, dv].iter().flatten().count() as u64;
         let macs = products * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
-        if !self.begin(Work::Attention, macs, 0) {
-            return;
+        let scratch = backward::scratch_bytes(shape, positions.len(), self.options.threads);
+        for gradient in [dq, dk, dv].into_iter().flatten() {
+            self.fill(gradient, 0.0);
         }
-        let [q, k, v, dout] = [q, k, v, dout].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-        let (a, b, c) = reference::backward(shape, positions, &q, &k, &v, &dout);
-        for (to, from) in [(dq, a), (dk, b), (dv, c)] {
-            if let Some(to) = to {
-                self.write(to, &from.iter().map(|x| *x as f32).collect::<Vec<_>>());
-            }
+        if self.begin(Work::Attention, macs, scratch) && scores_wanted > 0 {
+            let tensors = backward::Tensors { q, k, v, out, log_sum_exp, dout, dq, dk, dv };
+            backward::run(self, shape, positions, &tensors);
         }
     }
 }

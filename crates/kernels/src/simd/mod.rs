@@ -10,6 +10,7 @@
 
 mod exp;
 pub(crate) mod portable;
+pub(crate) mod product;
 mod transpose;
 
 #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,276 @@
+//! The forward direction: one task for each key/value head and block of queries.
+
+use super::AttentionShape;
+use super::tile::{Rows, TILE_KEYS, pack_rows};
+use crate::arena::Tensor;
+use crate::ops::{Carver, Ops, scratch_size};
+use crate::place::Place;
+use crate::simd::product::{Product, TILE_ROWS};
+use crate::simd::{self, Kernel, LANES, Simd, exp, transpose_into};
+
+/// Rows of a task at least (if there are so many): packing a tile of keys and values costs about as much as
+/// multiplying ten rows with it.
+const BLOCK_ROWS: usize = 192;
+
+/// Queries in a block.
+fn block_queries(shape: &AttentionShape) -> usize {
+    BLOCK_ROWS.div_ceil(shape.group())
+}
+
+/// The scratch of one worker.
+#[derive(Clone, Copy)]
+struct Scratch {
+    /// [rows, padded head_dim], times the scale
+    queries: *mut f32,
+    /// [head_dim, TILE_KEYS]
+    keys_transposed: *mut f32,
+    /// [TILE_KEYS, padded head_dim]
+    values: *mut f32,
+    /// [rows, padded head_dim], sums of exponentials times values
+    sums: *mut f32,
+    /// [rows]
+    maxima: *mut f32,
+    /// [rows], sums of exponentials
+    totals: *mut f32,
+    /// [TILE_ROWS, TILE_KEYS]
+    scores: *mut f32,
+}
+
+impl Scratch {
+    /// Floats of each part for blocks of `rows` rows.
+    fn lengths(shape: &AttentionShape, rows: usize) -> [usize; 7] {
+        let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
+        let row_floats = rows * padded;
+        [row_floats, head_dim * TILE_KEYS, TILE_KEYS * padded, row_floats, rows, rows, TILE_ROWS * TILE_KEYS]
+    }
+    fn byte_len(shape: &AttentionShape, rows: usize) -> usize {
+        Self::lengths(shape, rows).iter().map(|len| scratch_size::<f32>(*len)).sum()
+    }
+    /// Takes the parts from the `byte_len` bytes at `start`.
+    fn carve(shape: &AttentionShape, rows: usize, start: *mut u8) -> Self {
+        let mut carver = Carver::new(start);
+        let [queries, keys_transposed, values, sums, maxima, totals, scores] =
+            Self::lengths(shape, rows).map(|len| carver.take::<f32>(len));
+        Self { queries, keys_transposed, values, sums, maxima, totals, scores }
+    }
+}
+
+/// One block: all rows of one key/value head and a range of queries.
+struct Block<'a> {
+    shape: &'a AttentionShape,
+    rows: Rows<'a>,
+    /// The block's first query row, at the first head of the group; rows of all heads apart.
+    q: *const f32,
+    /// Key and value row 0 at the key/value head; rows of all key/value heads apart.
+    k: *const f32,
+    v: *const f32,
+    /// As q.
+    out: *mut f32,
+    /// The block's first row at the first head of the group; rows of `heads` apart.
+    log_sum_exp: *mut f32,
+    scratch: Scratch,
+}
+
+impl Kernel for Block<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (shape, rows, scratch) = (self.shape, self.rows, self.scratch);
+        let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
+        let row_count = rows.len();
+        let keys_row = shape.kv_heads * head_dim;
+        let first_tile = rows.first_key(0) / TILE_KEYS * TILE_KEYS;
+        let end_key = rows.end_key(row_count - 1);
+        // SAFETY: scratch was carved for this many rows; keys below `end_key` exist, as `check` asserted.
+        unsafe {
+            for query in 0..rows.positions.len() {
+                let from = self.q.add(query * shape.heads * head_dim);
+                let to = scratch.queries.add(query * group * padded);
+                pack_rows::<S>(from, head_dim, group, head_dim, shape.scale, to, padded);
+            }
+            for i in (0..row_count * padded).step_by(LANES) {
+                S::zero().store(scratch.sums.add(i));
+            }
+            for row in 0..row_count {
+                *scratch.maxima.add(row) = f32::NEG_INFINITY;
+                *scratch.totals.add(row) = 0.0;
+            }
+            for start in (first_tile..end_key).step_by(TILE_KEYS) {
+                let keys = TILE_KEYS.min(end_key - start);
+                let (k, v) = (self.k.add(start * keys_row), self.v.add(start * keys_row));
+                let keys_padded = keys.next_multiple_of(LANES);
+                transpose_into::<S>(k, keys_row, keys, head_dim, scratch.keys_transposed, TILE_KEYS, keys_padded);
+                pack_rows::<S>(v, keys_row, keys, head_dim, 1.0, scratch.values, padded);
+                for row in (0..row_count).step_by(TILE_ROWS) {
+                    self.row_tile::<S>(row..row_count.min(row + TILE_ROWS), start);
+                }
+            }
+            self.finish::<S>();
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Joins the tile of keys at `start` into a tile of rows.
+    #[inline(always)]
+    unsafe fn row_tile<S: Simd>(&self, tile: std::ops::Range<usize>, start: usize) {
+        let (shape, scratch) = (self.shape, self.scratch);
+        let padded = shape.padded_head_dim();
+        let seen = self.rows.seen(tile.clone(), start);
+        if seen.is_empty() {
+            return;
+        }
+        let first_vector = seen.start / LANES * LANES;
+        let end_vector = seen.end.next_multiple_of(LANES);
+        // SAFETY: rows and keys of the tile are inside the packed parts.
+        unsafe {
+            S::call(Product {
+                a: scratch.queries.add(tile.start * padded),
+                a_row: padded,
+                a_step: 1,
+                b: scratch.keys_transposed.add(first_vector),
+                b_row: TILE_KEYS,
+                c: scratch.scores.add(first_vector),
+                c_row: TILE_KEYS,
+                m: tile.len(),
+                k: shape.head_dim,
+                n: end_vector - first_vector,
+                accumulate: false,
+            });
+            for row in tile.clone() {
+                let scores = scratch.scores.add((row - tile.start) * TILE_KEYS);
+                let own = self.rows.seen(row..row + 1, start);
+                for i in (first_vector..own.start.clamp(first_vector, end_vector))
+                    .chain(own.end.clamp(first_vector, end_vector)..end_vector)
+                {
+                    *scores.add(i) = f32::NEG_INFINITY;
+                }
+                self.softmax_row::<S>(row, scores, first_vector..end_vector, own.is_empty());
+            }
+            S::call(Product {
+                a: scratch.scores.add(seen.start),
+                a_row: TILE_KEYS,
+                a_step: 1,
+                b: scratch.values.add(seen.start * padded),
+                b_row: padded,
+                c: scratch.sums.add(tile.start * padded),
+                c_row: padded,
+                m: tile.len(),
+                k: seen.len(),
+                n: padded,
+                accumulate: true,
+            });
+        }
+    }
+
+    /// Scores of one row become exponentials under the running maximum; what is summed so far follows it.
+    #[inline(always)]
+    unsafe fn softmax_row<S: Simd>(&self, row: usize, scores: *mut f32, range: std::ops::Range<usize>, empty: bool) {
+        let (scratch, padded) = (self.scratch, self.shape.padded_head_dim());
+        // SAFETY: the range lies in the row of scores, the row in the block.
+        unsafe {
+            if empty {
+                // No key of this tile is seen: there may be no maximum yet, so -inf must not meet exp.
+                for i in range.step_by(LANES) {
+                    S::zero().store(scores.add(i));
+                }
+                return;
+            }
+            let mut largest = S::splat(f32::NEG_INFINITY);
+            for i in range.clone().step_by(LANES) {
+                largest = largest.max(S::load(scores.add(i)));
+            }
+            let old = *scratch.maxima.add(row);
+            let mut new = largest.reduce_max();
+            if new > old {
+                let factor = exp(S::splat(old) - S::splat(new));
+                let sums = scratch.sums.add(row * padded);
+                for i in (0..padded).step_by(LANES) {
+                    (S::load(sums.add(i)) * factor).store(sums.add(i));
+                }
+                *scratch.maxima.add(row) = new;
+                *scratch.totals.add(row) *= factor.to_array()[0];
+            } else {
+                new = old;
+            }
+            let mut total = S::zero();
+            for i in range.step_by(LANES) {
+                let p = exp(S::load(scores.add(i)) - S::splat(new));
+                p.store(scores.add(i));
+                total = total + p;
+            }
+            *scratch.totals.add(row) += total.reduce_add();
+        }
+    }
+
+    /// Writes the block's outputs.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self) {
+        let (shape, scratch) = (self.shape, self.scratch);
+        let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
+        for row in 0..self.rows.len() {
+            let (query, head) = (row / group, row % group);
+            // SAFETY: query and head are inside the block's outputs.
+            unsafe {
+                let (max, total) = (*scratch.maxima.add(row), *scratch.totals.add(row));
+                let logarithm = f64::from(max) + f64::from(total).ln();
+                *self.log_sum_exp.add(query * shape.heads + head) = logarithm as f32;
+                let inverse = S::splat(1.0 / total);
+                let sums = scratch.sums.add(row * padded);
+                let out = self.out.add((query * shape.heads + head) * head_dim);
+                for i in (0..head_dim).step_by(LANES) {
+                    (S::load(sums.add(i)) * inverse).store_up_to(out.add(i), head_dim - i);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of scratch for all workers.
+pub(super) fn scratch_bytes(shape: &AttentionShape, queries: usize, threads: usize) -> usize {
+    Scratch::byte_len(shape, queries.min(block_queries(shape)) * shape.group()) * threads
+}
+
+/// Runs all blocks. Shapes were checked and scratch was asked for.
+pub(super) fn run(
+    ops: &mut Ops,
+    shape: &AttentionShape,
+    positions: &[u32],
+    [q, k, v]: [Tensor; 3],
+    [out, log_sum_exp]: [Tensor; 2],
+) {
+    let block_queries = block_queries(shape);
+    let blocks = positions.len().div_ceil(block_queries);
+    let block_rows = positions.len().min(block_queries) * shape.group();
+    let isa = ops.options.isa;
+    let (q, k, v) = (ops.place(q), ops.place(k), ops.place(v));
+    let (out, log_sum_exp) = (ops.place(out), ops.place(log_sum_exp));
+    let scratch = Place::new(ops.scratch_start());
+    ops.pool.run(blocks * shape.kv_heads, &|task, worker| {
+        // The last blocks see the most keys: first, so that workers finish together.
+        let first_query = (blocks - 1 - task / shape.kv_heads) * block_queries;
+        let kv_head = task % shape.kv_heads;
+        let queries = block_queries.min(positions.len() - first_query);
+        let rows = Rows {
+            positions: &positions[first_query..first_query + queries],
+            group: shape.group(),
+            window: shape.window.unwrap_or(usize::MAX),
+        };
+        let first_head = first_query * shape.heads + kv_head * shape.group();
+        // SAFETY: each task writes the rows of its own queries and heads; each worker has its own scratch.
+        unsafe {
+            let scratch = scratch.at(worker * Scratch::byte_len(shape, block_rows));
+            let block = Block {
+                shape,
+                rows,
+                q: q.at(first_head * shape.head_dim),
+                k: k.at(kv_head * shape.head_dim),
+                v: v.at(kv_head * shape.head_dim),
+                out: out.at(first_head * shape.head_dim),
+                log_sum_exp: log_sum_exp.at(first_head),
+                scratch: Scratch::carve(shape, block_rows, scratch),
+            };
+            simd::dispatch(isa, block);
+        }
+    });
+}

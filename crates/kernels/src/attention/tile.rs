@@ -1,0 +1,97 @@
+//! What both directions share: which keys a row sees, and the packing of tiles.
+//!
+//! A *row* is one query head at one query position. A task works on the rows of all heads that share a key/value
+//! head: row `r` of a block of queries is head `r % group` of query `r / group`, so neighbouring rows see nearly
+//! the same keys and the packed keys serve `group` heads.
+
+use crate::simd::{LANES, Simd};
+
+/// Keys in a tile. Part of the numerical contract: it fixes where the running maximum is renewed.
+pub(super) const TILE_KEYS: usize = 64;
+
+/// The rows of a block of queries.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// Of each query of the block.
+    pub positions: &'a [u32],
+    /// Query heads for each key/value head.
+    pub group: usize,
+    /// `usize::MAX` without a window.
+    pub window: usize,
+}
+
+impl Rows<'_> {
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.positions.len() * self.group
+    }
+    /// First key that `row` sees.
+    #[inline(always)]
+    pub fn first_key(&self, row: usize) -> usize {
+        self.end_key(row).saturating_sub(self.window)
+    }
+    /// One past the last key that `row` sees.
+    #[inline(always)]
+    pub fn end_key(&self, row: usize) -> usize {
+        self.positions[row / self.group] as usize + 1
+    }
+    /// Keys of the tile that starts at `start` which some row of `rows` sees, relative to `start`. Both ends of a
+    /// row's range grow with the row, so the first and the last row tell.
+    #[inline(always)]
+    pub fn seen(&self, rows: std::ops::Range<usize>, start: usize) -> std::ops::Range<usize> {
+        let first = self.first_key(rows.start).saturating_sub(start);
+        let end = self.end_key(rows.end - 1).saturating_sub(start).min(TILE_KEYS);
+        first..end
+    }
+}
+
+/// Copies `rows` rows of `columns` floats, times `factor`, to rows `to_row` apart; zeros up to a multiple of 16.
+///
+/// # Safety
+/// `from` holds the rows at stride `from_row`; `to` holds rows of `columns` rounded up to 16.
+#[inline(always)]
+pub(super) unsafe fn pack_rows<S: Simd>(
+    from: *const f32,
+    from_row: usize,
+    rows: usize,
+    columns: usize,
+    factor: f32,
+    to: *mut f32,
+    to_row: usize,
+) {
+    let factor = S::splat(factor);
+    for row in 0..rows {
+        for i in (0..columns).step_by(LANES) {
+            // SAFETY: inside the rows that the caller promises.
+            unsafe {
+                (S::load_up_to(from.add(row * from_row + i), columns - i) * factor).store(to.add(row * to_row + i))
+            }
+        }
+    }
+}
+
+/// `to += from * factor` for `rows` rows of `columns` floats.
+///
+/// # Safety
+/// `to` holds the rows at stride `to_row`, `from` rows of `columns` rounded up to 16 at stride `from_row`.
+#[inline(always)]
+pub(super) unsafe fn add_rows<S: Simd>(
+    from: *const f32,
+    from_row: usize,
+    rows: usize,
+    columns: usize,
+    factor: f32,
+    to: *mut f32,
+    to_row: usize,
+) {
+    let factor = S::splat(factor);
+    for row in 0..rows {
+        for i in (0..columns).step_by(LANES) {
+            // SAFETY: inside the rows that the caller promises.
+            unsafe {
+                let (to, rest) = (to.add(row * to_row + i), columns - i);
+                S::load(from.add(row * from_row + i)).mul_add(factor, S::load_up_to(to, rest)).store_up_to(to, rest);
+            }
+        }
+    }
+}
