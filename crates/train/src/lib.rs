@@ -1,1 +1,45 @@
+//! Training of an adapter on one person's examples, in a run folder that survives anything.
+//!
+//! Read [`trainer`] first: the loop is next examples, forward and backward, clip, update, report. The order of the
+//! data ([`order`]), the learning rate ([`schedule`]) and every random choice are pure functions of the configuration
+//! and the number of the update, so that [`state`] needs little and a resumed run ends with the same bytes as one that
+//! was never interrupted, whatever the number of threads.
+//!
+//! ```text
+//! TrainConfig + Example[] --train--> run folder: adapter/best, adapter/last, state/, metrics.jsonl, summary.json
+//! ```
+//!
+//! This crate knows nothing of evaluation.
 
+mod adapter_file;
+pub mod config;
+mod error;
+mod events;
+#[cfg(test)]
+mod fake;
+mod files;
+mod hash;
+mod learner;
+pub mod metrics;
+pub mod order;
+mod outcome;
+pub mod plan;
+pub mod run_folder;
+pub mod schedule;
+pub mod state;
+mod train;
+mod trainer;
+
+pub use adapter_file::AdapterNotes;
+pub use config::{ConfigError, PRESETS, Preset, TrainConfig};
+pub use error::TrainError;
+pub use events::{Control, TrainEvent};
+pub use files::FileError;
+pub use hash::example_hash;
+pub use metrics::{StepReport, ValidationReport, read_metrics};
+pub use outcome::{RunEnd, TrainOutcome};
+pub use plan::{PlannedMemory, TimeEstimate, TrainPlan};
+pub use run_folder::{RunFolder, RunFolderError, RunStatus, RunSummary};
+pub use schedule::{Schedule, ScheduleKind};
+pub use state::{Progress, State, StateError, ValidationPoint};
+pub use train::{TrainInputs, plan, train};

@@ -1,0 +1,133 @@
+//! The values that make sense.
+
+use super::{ConfigError, TrainConfig};
+
+/// Adapters larger than this are no longer low-rank for any model that fits a person's machine.
+const RANK_MAX: usize = 1024;
+/// Far above the context of any model, low enough that no product of sizes overflows.
+const TOKENS_MAX: usize = 1 << 20;
+/// Numbers in files are signed 64-bit.
+const COUNT_MAX: u64 = i64::MAX as u64;
+
+impl TrainConfig {
+    /// Checks every value by itself and the few that hang together. What depends on the model is checked by
+    /// [`TrainConfig::resolved`].
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let require = |holds: bool, key: &'static str, value: &dyn std::fmt::Display, expected: &str| match holds {
+            true => Ok(()),
+            false => Err(ConfigError::range(key, value, expected)),
+        };
+        let real = |key, value: f64, holds: fn(f64) -> bool, expected: &str| {
+            require(value.is_finite() && holds(value), key, &value, expected)
+        };
+        let count = |key, value: u64, range: std::ops::RangeInclusive<u64>| {
+            let expected = match *range.end() {
+                COUNT_MAX => format!("{} or more", range.start()),
+                end => format!("{} to {end}", range.start()),
+            };
+            require(range.contains(&value), key, &value, &expected)
+        };
+
+        count("rank", self.rank as u64, 1..=RANK_MAX as u64)?;
+        real("lora_alpha", self.lora_alpha, |x| x > 0.0 && x <= 1e6, "above 0, at most 1e6")?;
+        real("dropout", self.dropout, |x| (0.0..1.0).contains(&x), "0 or more and below 1")?;
+        require(!self.targets.is_empty(), "targets", &"[]", "at least one projection")?;
+        require(
+            self.adapted_blocks == -1 || self.adapted_blocks >= 1,
+            "adapted_blocks",
+            &self.adapted_blocks,
+            "-1 (all) or 1 or more",
+        )?;
+
+        real("learning_rate", self.learning_rate, |x| x > 0.0 && x <= 1.0, "above 0, at most 1")?;
+        real("warmup_ratio", self.warmup_ratio, |x| (0.0..=1.0).contains(&x), "0 to 1")?;
+        count("warmup_steps", self.warmup_steps, 0..=COUNT_MAX)?;
+        real("final_learning_rate_ratio", self.final_learning_rate_ratio, |x| (0.0..=1.0).contains(&x), "0 to 1")?;
+        real("weight_decay", self.weight_decay, |x| (0.0..=1.0).contains(&x), "0 to 1")?;
+        real("beta1", self.beta1, |x| (0.0..1.0).contains(&x), "0 or more and below 1")?;
+        real("beta2", self.beta2, |x| (0.0..1.0).contains(&x), "0 or more and below 1")?;
+        // Smaller than this vanishes in float32 and a gradient of zero would give 0/0.
+        real("epsilon", self.epsilon, |x| (1e-30..=1.0).contains(&x), "1e-30 to 1")?;
+        real("clip_norm", self.clip_norm, |x| x >= 0.0, "0 (no clipping) or more")?;
+
+        require(
+            self.steps > 0 || self.passes > 0,
+            "passes",
+            &self.passes,
+            "1 or more, or `steps` set to the number of updates",
+        )?;
+        count("passes", self.passes, 0..=1_000_000)?;
+        count("steps", self.steps, 0..=COUNT_MAX)?;
+        count("accumulation", self.accumulation as u64, 1..=1_000_000)?;
+        count("seed", self.seed, 0..=COUNT_MAX)?;
+
+        count("tokens_max", self.tokens_max as u64, 2..=TOKENS_MAX as u64)?;
+        count("retrieved_records", self.retrieved_records as u64, 0..=data::RETRIEVED_RECORDS_MAX as u64)?;
+        count("retrieved_tokens_max", self.retrieved_tokens_max as u64, 1..=TOKENS_MAX as u64)?;
+
+        real("validation_fraction", self.validation_fraction, |x| (0.0..=0.5).contains(&x), "0 (none) to 0.5")?;
+        require(
+            self.validation_records_min <= self.validation_records_max,
+            "validation_records_min",
+            &self.validation_records_min,
+            &format!("at most validation_records_max, which is {}", self.validation_records_max),
+        )?;
+        count("evaluate_every", self.evaluate_every, 0..=COUNT_MAX)?;
+        count("early_stop_patience", self.early_stop_patience, 0..=COUNT_MAX)?;
+
+        count("threads", self.threads as u64, 0..=1024)?;
+        count("save_every_steps", self.save_every_steps, 0..=COUNT_MAX)?;
+        real("save_every_seconds", self.save_every_seconds, |x| x >= 0.0, "0 or more")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_values_name_key_value_and_range() {
+        for (text, expected) in [
+            ("rank=0", "`rank = 0` is not possible: expected 1 to 1024"),
+            ("rank=2000", "expected 1 to 1024"),
+            ("dropout=1.0", "`dropout = 1` is not possible: expected 0 or more and below 1"),
+            ("dropout=-0.1", "expected 0 or more and below 1"),
+            ("learning_rate=0", "expected above 0, at most 1"),
+            ("learning_rate=-1e-4", "expected above 0"),
+            ("lora_alpha=0", "expected above 0"),
+            ("targets=[]", "expected at least one projection"),
+            ("adapted_blocks=0", "expected -1 (all) or 1 or more"),
+            ("adapted_blocks=-2", "expected -1 (all) or 1 or more"),
+            ("beta2=1.0", "expected 0 or more and below 1"),
+            ("epsilon=0", "expected 1e-30 to 1"),
+            ("clip_norm=-1", "expected 0 (no clipping) or more"),
+            ("passes=0", "expected 1 or more"),
+            ("accumulation=0", "expected 1 to 1000000"),
+            ("tokens_max=1", "expected 2 to"),
+            ("retrieved_records=5", "expected 0 to 4"),
+            ("validation_fraction=0.9", "expected 0 (none) to 0.5"),
+            ("validation_records_min=100", "at most validation_records_max"),
+            ("warmup_ratio=1.5", "expected 0 to 1"),
+            ("threads=5000", "expected 0 to 1024"),
+            ("save_every_seconds=-1", "expected 0 or more"),
+        ] {
+            let error = TrainConfig::load(None, None, &[text.to_owned()]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        // Values are judged together, after the last override.
+        let both = TrainConfig::load(None, None, &["passes=0".to_owned(), "steps=3".to_owned()]).unwrap();
+        assert_eq!(both.updates(100), 3);
+    }
+
+    #[test]
+    fn validation_takes_the_fraction_within_its_bounds() {
+        let config = TrainConfig { validation_fraction: 0.1, ..TrainConfig::default() };
+        assert_eq!(config.validation_records(0), 0);
+        assert_eq!(config.validation_records(3), 0);
+        assert_eq!(config.validation_records(8), 2, "a small history keeps three quarters to train on");
+        assert_eq!(config.validation_records(100), 10);
+        assert_eq!(config.validation_records(5000), 32);
+        assert_eq!(TrainConfig { validation_fraction: 0.0, ..config }.validation_records(100), 0);
+    }
+}

@@ -1,0 +1,77 @@
+//! Why training stopped or could not start.
+
+use std::path::PathBuf;
+
+use formats::FormatError;
+use model::ModelError;
+
+use crate::config::ConfigError;
+use crate::files::FileError;
+use crate::run_folder::RunFolderError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error("there are no examples to train on")]
+    NoExamples,
+    #[error(
+        "{count} of {total} examples have no supervised token, so nothing could be learned from them: {}",
+        list(records)
+    )]
+    NothingSupervised { count: usize, total: usize, records: Vec<String> },
+    #[error("record {record} has {tokens} tokens, more than tokens_max = {limit}")]
+    TooLong { record: String, tokens: usize, limit: usize },
+    #[error("record {record} has {tokens} tokens and a loss mask of {mask}")]
+    MaskLength { record: String, tokens: usize, mask: usize },
+
+    #[error("{} holds a run that has begun; resume it, or choose another folder", path.display())]
+    Begun { path: PathBuf },
+    #[error(
+        "{} cannot go on: {}. Nothing was changed. Give back what the run was made from, or start a new run in another folder",
+        path.display(), differences.join("; ")
+    )]
+    Mismatch { path: PathBuf, differences: Vec<String> },
+
+    #[error("record {record} (update {update}): {source}; the state before this update is saved")]
+    Example { record: String, update: u64, source: ModelError },
+    #[error(
+        "the loss of record {record} is {loss} in update {update}; the state before this update is saved. \
+         A smaller learning rate in a new run may help"
+    )]
+    LossNotFinite { loss: f64, record: String, update: u64 },
+    #[error(
+        "the gradient is not finite in update {update}, of {}; the state before this update is saved. \
+         A smaller learning rate in a new run may help",
+        list(records)
+    )]
+    GradientNotFinite { update: u64, records: Vec<String> },
+    #[error("no gradient reaches {} of the adapter, so it would never learn: {}", count(matrices), list(matrices))]
+    NoGradient { matrices: Vec<String> },
+
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Run(#[from] RunFolderError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Adapter(#[from] FormatError),
+}
+
+/// The first few names; a message is no place for hundreds.
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        len if len > SHOWN => format!("{shown} and {} more", len - SHOWN),
+        _ => shown,
+    }
+}
+
+fn count(matrices: &[String]) -> String {
+    match matrices.len() {
+        1 => "one matrix".to_owned(),
+        len => format!("{len} matrices"),
+    }
+}

@@ -1,0 +1,48 @@
+//! How a run ended.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::state::ValidationPoint;
+
+/// Why training returned without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunEnd {
+    /// All updates were made.
+    Completed,
+    /// Validation stopped getting better.
+    StoppedEarly,
+    /// The watcher asked to stop; the run can be resumed.
+    Interrupted,
+}
+
+impl RunEnd {
+    /// Whether nothing is left to do.
+    pub fn is_final(self) -> bool {
+        self != RunEnd::Interrupted
+    }
+}
+
+/// The result of training, also kept as `summary.json`. Losses are nats per supervised token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainOutcome {
+    pub end: RunEnd,
+    /// Updates done, of how many.
+    pub step: u64,
+    pub steps: u64,
+    /// Tokens that went through the model in training.
+    pub tokens: u64,
+    /// Seconds spent in training, all sessions together.
+    pub seconds: f64,
+    pub first_loss: Option<f64>,
+    /// Mean training loss of each pass.
+    pub pass_losses: Vec<f64>,
+    /// Held-out loss of the base model, of the best adapter, of the last adapter.
+    pub validation_before: Option<f64>,
+    pub validation_best: Option<ValidationPoint>,
+    pub validation_last: Option<ValidationPoint>,
+    pub adapter_best: PathBuf,
+    pub adapter_last: PathBuf,
+}

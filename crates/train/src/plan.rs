@@ -1,0 +1,175 @@
+//! What a run will take, counted before its first update.
+
+use data::Example;
+use model::{AdapterSpec, MemoryPlan, ModelConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::config::TrainConfig;
+use crate::order::DataOrder;
+use crate::schedule::Schedule;
+
+/// Exact counts, the memory plan, and a rough time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainPlan {
+    pub examples: usize,
+    pub validation_examples: usize,
+    /// Updates of the optimizer, and how many of them make one pass over the examples.
+    pub updates: u64,
+    pub updates_per_pass: u64,
+    pub warmup_updates: u64,
+    pub validations: u64,
+    /// Tokens of one pass, and how many of them are targets.
+    pub tokens_per_pass: u64,
+    pub supervised_tokens_per_pass: u64,
+    /// Tokens of the whole run, each counted once a visit.
+    pub tokens_total: u64,
+    pub tokens_longest_example: usize,
+    pub validation_tokens: u64,
+    /// What is trained.
+    pub targets: Vec<String>,
+    /// First adapted block and the one after the last.
+    pub adapted_blocks: [usize; 2],
+    pub trained_matrices: usize,
+    pub adapter_parameters: usize,
+    pub memory: Vec<PlannedMemory>,
+    pub memory_total_bytes: usize,
+    /// A saved state on disk; two are kept, and a third while saving.
+    pub state_bytes: usize,
+    /// None until the speed of this machine was measured.
+    pub time: Option<TimeEstimate>,
+}
+
+/// One use of memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedMemory {
+    pub name: String,
+    pub bytes: usize,
+}
+
+/// Time from the measured speed of single steps. Rough: a machine that heats up will slow down.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimeEstimate {
+    pub seconds: f64,
+    /// Measured just before: tokens per second in training, and in validation, which is forward only.
+    pub training_tokens_per_second: f64,
+    pub validation_tokens_per_second: f64,
+}
+
+impl TrainPlan {
+    /// Counts a run.
+    pub(crate) fn count(
+        examples: &[Example],
+        validation: &[Example],
+        config: &TrainConfig,
+        spec: &AdapterSpec,
+        model: &ModelConfig,
+        memory: &MemoryPlan,
+    ) -> TrainPlan {
+        let order = DataOrder::new(config.seed, examples.len(), config.accumulation);
+        let updates = config.updates(examples.len());
+        let adapter_parameters = spec.parameter_count(model);
+        TrainPlan {
+            examples: examples.len(),
+            validation_examples: validation.len(),
+            updates,
+            updates_per_pass: order.updates_per_pass(),
+            warmup_updates: Schedule::new(config, updates).warmup_updates(),
+            validations: if validation.is_empty() { 0 } else { validations_between(config, &order, None, updates) },
+            tokens_per_pass: tokens(examples),
+            supervised_tokens_per_pass: examples.iter().map(supervised_tokens).sum(),
+            tokens_total: tokens_of_updates(examples, &order, updates),
+            tokens_longest_example: longest(examples, validation),
+            validation_tokens: tokens(validation),
+            targets: spec.targets.iter().map(|target| target.module_name().to_owned()).collect(),
+            adapted_blocks: [spec.blocks.start, spec.blocks.end],
+            trained_matrices: spec.targets.len() * spec.blocks.len(),
+            adapter_parameters,
+            memory: memory.items.iter().map(|&(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect(),
+            memory_total_bytes: memory.total_bytes(),
+            state_bytes: 3 * size_of::<f32>() * adapter_parameters,
+            time: None,
+        }
+    }
+
+    /// Adds the time at the measured speeds.
+    pub(crate) fn estimate_time(&mut self, training_tokens_per_second: f64, validation_tokens_per_second: f64) {
+        let training = self.tokens_total as f64 / training_tokens_per_second;
+        let validation = (self.validations * self.validation_tokens) as f64 / validation_tokens_per_second;
+        let seconds = training + validation;
+        self.time = Some(TimeEstimate { seconds, training_tokens_per_second, validation_tokens_per_second });
+    }
+}
+
+pub(crate) fn tokens(examples: &[Example]) -> u64 {
+    examples.iter().map(|example| example.tokens.len() as u64).sum()
+}
+
+/// Targets of an example. The first token is never one: nothing comes before it.
+pub(crate) fn supervised_tokens(example: &Example) -> u64 {
+    example.loss_mask.iter().skip(1).filter(|target| **target).count() as u64
+}
+
+/// Length of the longest example of a run.
+pub(crate) fn longest(examples: &[Example], validation: &[Example]) -> usize {
+    examples.iter().chain(validation).map(|example| example.tokens.len()).max().unwrap_or(0)
+}
+
+/// Tokens that the first `updates` updates visit.
+fn tokens_of_updates(examples: &[Example], order: &DataOrder, updates: u64) -> u64 {
+    let passes = updates / order.updates_per_pass();
+    let rest = order.window(updates).places.start;
+    let shuffled = order.shuffled(passes);
+    let partial: u64 = shuffled[..rest].iter().map(|&index| examples[index].tokens.len() as u64).sum();
+    passes * tokens(examples) + partial
+}
+
+/// Whether the adapter is validated after `step` of `updates` updates.
+pub(crate) fn validates_after(config: &TrainConfig, order: &DataOrder, step: u64, updates: u64) -> bool {
+    let every = if config.evaluate_every == 0 { order.updates_per_pass() } else { config.evaluate_every };
+    step == updates || step.is_multiple_of(every)
+}
+
+/// Validations after update `done` (none: from the beginning, the base model's included) up to the last.
+pub(crate) fn validations_between(config: &TrainConfig, order: &DataOrder, done: Option<u64>, updates: u64) -> u64 {
+    let every = if config.evaluate_every == 0 { order.updates_per_pass() } else { config.evaluate_every };
+    let up_to = |step: u64| 1 + step / every + u64::from(step == updates && !step.is_multiple_of(every));
+    up_to(updates) - done.map_or(0, up_to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::example;
+
+    #[test]
+    fn token_counts_are_those_of_the_visits() {
+        let examples: Vec<Example> = (0..7).map(|index| example(index, 10 + index)).collect();
+        for accumulation in [1, 2, 3, 10] {
+            let order = DataOrder::new(3, examples.len(), accumulation);
+            let mut visited = 0;
+            for update in 0..20 {
+                assert_eq!(tokens_of_updates(&examples, &order, update), visited, "{update} updates");
+                let window = order.window(update);
+                let shuffled = order.shuffled(window.pass);
+                visited += shuffled[window.places].iter().map(|&i| examples[i].tokens.len() as u64).sum::<u64>();
+            }
+        }
+    }
+
+    #[test]
+    fn validations_are_counted_as_they_happen() {
+        let order = DataOrder::new(3, 7, 2);
+        for evaluate_every in [0, 1, 3, 4, 5, 100] {
+            let config = TrainConfig { evaluate_every, ..TrainConfig::default() };
+            for updates in 1..14 {
+                let due = |range: std::ops::RangeInclusive<u64>| {
+                    range.filter(|&step| validates_after(&config, &order, step, updates)).count() as u64
+                };
+                assert_eq!(validations_between(&config, &order, None, updates), due(0..=updates));
+                for done in 0..=updates {
+                    assert_eq!(validations_between(&config, &order, Some(done), updates), due(done + 1..=updates));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The state on disk: `state/current` and its predecessor `state/previous`.
+//!
+//! ```text
+//! 8 bytes   "SELFTUNE"
+//! u32       format version (all numbers little-endian)
+//! u32       length H of the header
+//! u64       number N of adapter values
+//! H bytes   header: identity and progress as JSON
+//! 3 N f32   adapter values, first moments, second moments
+//! 32 bytes  SHA-256 of everything before
+//! ```
+//!
+//! A save writes `state/incoming`, waits for the disk, moves `current` to `previous` and `incoming` to `current`. At
+//! every instant one of the two names holds a whole state, and the one that a reader finds first is the newest whole one.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Identity, Progress, State};
+use crate::files::{self, FileError};
+use crate::hash::hex;
+
+const MAGIC: &[u8; 8] = b"SELFTUNE";
+const VERSION: u32 = 1;
+const FIXED_BYTES: usize = 24;
+const CHECKSUM_BYTES: usize = 32;
+/// A header is a few kilobytes; a damaged length must not make us allocate.
+const HEADER_BYTES_MAX: usize = 64 << 20;
+/// Values converted to bytes at a time: fits the second-level cache.
+const CHUNK_VALUES: usize = 16 << 10;
+
+/// Why a saved run cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{} is damaged: {what}", path.display())]
+    Damaged { path: PathBuf, what: String },
+    #[error("{} has format version {found}, this selftune reads version {VERSION}; use the selftune that wrote it", path.display())]
+    Version { path: PathBuf, found: u32 },
+    #[error(
+        "both saved states are unusable ({current}; {previous}); the adapters in the run folder are untouched, start a new run"
+    )]
+    BothDamaged { current: Box<StateError>, previous: Box<StateError> },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header<I, P> {
+    identity: I,
+    progress: P,
+}
+
+/// What [`load`] found.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub state: State,
+    /// Why the predecessor was taken, if it was.
+    pub fallback: Option<String>,
+}
+
+/// Saves a state into `folder`; afterwards the former `current` is `previous`. Returns the bytes written.
+pub(crate) fn save(folder: &Path, state: &State, sync: bool) -> Result<u64, FileError> {
+    let [incoming, current, previous] = names(folder);
+    let mut file = files::create_file(&incoming)?;
+    let bytes = write_state(&mut file, &incoming, state)?;
+    if sync {
+        files::sync(&file, &incoming)?;
+    }
+    drop(file);
+    if current.exists() {
+        files::rename(&current, &previous)?;
+    }
+    files::rename(&incoming, &current)?;
+    if sync {
+        files::sync_folder(folder)?;
+    }
+    Ok(bytes)
+}
+
+/// The newest whole state in `folder`, or none if nothing was ever saved.
+pub(crate) fn load(folder: &Path) -> Result<Option<Loaded>, StateError> {
+    let [_, current, previous] = names(folder);
+    let newest = match read(&current) {
+        Ok(Some(state)) => return Ok(Some(Loaded { state, fallback: None })),
+        // A newer selftune's state is whole: taking the predecessor would throw work away.
+        Err(error @ StateError::Version { .. }) => return Err(error),
+        Ok(None) => None,
+        Err(error) => Some(error),
+    };
+    match (newest, read(&previous)) {
+        (None, Ok(None)) => Ok(None),
+        (Some(error), Ok(None)) => Err(error),
+        // A save was interrupted between its two moves.
+        (None, Ok(Some(state))) => Ok(Some(Loaded { state, fallback: None })),
+        (Some(error), Ok(Some(state))) => {
+            let fallback = format!("{error}; going on from the state before it, after update {}", state.progress.step);
+            Ok(Some(Loaded { state, fallback: Some(fallback) }))
+        }
+        (None, Err(error)) => Err(error),
+        (Some(current), Err(previous)) => {
+            Err(StateError::BothDamaged { current: Box::new(current), previous: Box::new(previous) })
+        }
+    }
+}
+
+fn names(folder: &Path) -> [PathBuf; 3] {
+    ["incoming", "current", "previous"].map(|name| folder.join(name))
+}
+
+fn write_state(file: &mut File, path: &Path, state: &State) -> Result<u64, FileError> {
+    let values = [&state.parameters, &state.first_moment, &state.second_moment];
+    assert!(values.iter().all(|list| list.len() == state.parameters.len()), "two moments for every value");
+    let header = Header { identity: &state.identity, progress: &state.progress };
+    let header = serde_json::to_vec(&header).map_err(std::io::Error::from).map_err(FileError::new("write", path))?;
+
+    let mut hash = Sha256::new();
+    let mut bytes = 0;
+    let mut put = |part: &[u8]| {
+        hash.update(part);
+        bytes += part.len() as u64;
+        files::write(file, path, part)
+    };
+    let mut start = Vec::with_capacity(FIXED_BYTES + header.len());
+    start.extend_from_slice(MAGIC);
+    start.extend_from_slice(&VERSION.to_le_bytes());
+    start.extend_from_slice(&(header.len() as u32).to_le_bytes());
+    start.extend_from_slice(&(state.parameters.len() as u64).to_le_bytes());
+    start.extend_from_slice(&header);
+    put(&start)?;
+    let mut chunk_bytes = Vec::with_capacity(4 * CHUNK_VALUES.min(state.parameters.len()));
+    for chunk in values.iter().flat_map(|list| list.chunks(CHUNK_VALUES)) {
+        chunk_bytes.clear();
+        chunk_bytes.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
+        put(&chunk_bytes)?;
+    }
+    files::write(file, path, &hash.finalize())?;
+    Ok(bytes + CHECKSUM_BYTES as u64)
+}
+
+/// The state in the file `path`; none if there is no such file.
+fn read(path: &Path) -> Result<Option<State>, StateError> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(FileError::new("open", path)(error).into()),
+    };
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(FileError::new("read", path))?;
+    parse(&bytes, path).map(Some)
+}
+
+fn parse(bytes: &[u8], path: &Path) -> Result<State, StateError> {
+    let damaged = |what: String| StateError::Damaged { path: path.to_owned(), what };
+    if bytes.len() < FIXED_BYTES + CHECKSUM_BYTES || &bytes[..8] != MAGIC {
+        return Err(damaged(format!("{} bytes that do not begin like a saved state", bytes.len())));
+    }
+    let version = u32::from_le_bytes(bytes[8..12].try_into().expect("4 bytes"));
+    if version != VERSION {
+        return Err(StateError::Version { path: path.to_owned(), found: version });
+    }
+    let header_len = u32::from_le_bytes(bytes[12..16].try_into().expect("4 bytes")) as usize;
+    let count = u64::from_le_bytes(bytes[16..24].try_into().expect("8 bytes"));
+    let expected = usize::try_from(count)
+        .ok()
+        .filter(|_| header_len <= HEADER_BYTES_MAX)
+        .and_then(|count| count.checked_mul(12)?.checked_add(FIXED_BYTES + header_len + CHECKSUM_BYTES));
+    if expected != Some(bytes.len()) {
+        let expected = expected.map_or_else(|| "an impossible number of".to_owned(), |len| len.to_string());
+        return Err(damaged(format!("{} bytes, its header announces {expected}", bytes.len())));
+    }
+    let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
+    let computed = Sha256::digest(content);
+    if computed[..] != *checksum {
+        return Err(damaged(format!("its checksum is {}, its content has {}", hex(checksum), hex(&computed))));
+    }
+    let (header, values) = content[FIXED_BYTES..].split_at(header_len);
+    let header: Header<Identity, Progress> =
+        serde_json::from_slice(header).map_err(|error| damaged(format!("its header is not understood: {error}")))?;
+    let floats = |part: &[u8]| part.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let third = values.len() / 3;
+    Ok(State {
+        identity: header.identity,
+        progress: header.progress,
+        parameters: floats(&values[..third]),
+        first_moment: floats(&values[third..2 * third]),
+        second_moment: floats(&values[2 * third..]),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::crash;
+    use crate::state::{LossTotal, ValidationPoint};
+
+    fn state(step: u64) -> State {
+        let values = |offset: f32| (0..40_000).map(|i| offset + i as f32 * 0.1).collect::<Vec<f32>>();
+        State {
+            identity: Identity {
+                base: "base".into(),
+                examples: "examples".into(),
+                validation: "validation".into(),
+                trained: "trained".into(),
+                config: serde_json::Map::new(),
+            },
+            progress: Progress {
+                step,
+                tokens: 7 * step,
+                passes: vec![LossTotal { loss_sum: 0.1 + 0.2, supervised_tokens: 3 }],
+                // Not a short decimal: must come back to the bit.
+                first_loss: Some(1.0 / 3.0 + f64::EPSILON),
+                validations: vec![ValidationPoint { step: 0, loss: std::f64::consts::LN_2 * 1e-7 }],
+                best: None,
+                seconds: 1.5,
+            },
+            parameters: values(step as f32),
+            first_moment: values(-0.0),
+            second_moment: values(f32::MIN_POSITIVE),
+        }
+    }
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_to_the_bit() {
+        let folder = folder();
+        assert!(load(folder.path()).unwrap().is_none());
+        for step in 1..4 {
+            let bytes = save(folder.path(), &state(step), step % 2 == 0).unwrap();
+            assert_eq!(bytes, std::fs::metadata(folder.path().join("current")).unwrap().len());
+            let loaded = load(folder.path()).unwrap().unwrap();
+            assert_eq!(loaded.state, state(step));
+            assert_eq!(loaded.fallback, None);
+        }
+        assert_eq!(read(&folder.path().join("previous")).unwrap().unwrap(), state(2));
+    }
+
+    #[test]
+    fn every_interruption_of_a_save_leaves_the_old_or_the_new_state() {
+        let mut places = 0;
+        loop {
+            let folder = folder();
+            save(folder.path(), &state(1), true).unwrap();
+            save(folder.path(), &state(2), true).unwrap();
+            crash::arm(Some(places));
+            let result = save(folder.path(), &state(3), true);
+            crash::arm(None);
+            let loaded = load(folder.path()).unwrap().unwrap();
+            let step = loaded.state.progress.step;
+            assert!(step == 2 || step == 3, "place {places}: update {step}");
+            assert_eq!(loaded.state, state(step), "place {places}");
+            assert_eq!(loaded.fallback, None, "place {places}: an interruption is no damage");
+            // And the next save works over whatever was left.
+            save(folder.path(), &state(4), true).unwrap();
+            assert_eq!(load(folder.path()).unwrap().unwrap().state, state(4));
+            if result.is_ok() {
+                break;
+            }
+            places += 1;
+        }
+        assert!(places > 10, "only {places} places were tried");
+    }
+
+    #[test]
+    fn damage_anywhere_falls_back_to_the_predecessor_and_says_so() {
+        let folder = folder();
+        let current = folder.path().join("current");
+        save(folder.path(), &state(1), false).unwrap();
+        save(folder.path(), &state(2), false).unwrap();
+        let whole = std::fs::read(&current).unwrap();
+        let mut damages: Vec<Vec<u8>> =
+            [0, 1, 23, 24, 55, 56, 1000, whole.len() - 1].map(|len| whole[..len].to_vec()).to_vec();
+        damages.push([whole.as_slice(), &[0]].concat());
+        damages.push(vec![0; whole.len()]);
+        // Every field, the header, the numbers and the checksum. (8..12 is the version.)
+        for at in [0, 7, 12, 15, 16, 23, 24, 100, whole.len() / 2, whole.len() - 33, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0x40;
+            damages.push(flipped);
+        }
+        for (index, damage) in damages.iter().enumerate() {
+            std::fs::write(&current, damage).unwrap();
+            let loaded = load(folder.path()).unwrap().unwrap();
+            assert_eq!(loaded.state, state(1), "damage {index}");
+            let fallback = loaded.fallback.unwrap();
+            assert!(fallback.contains("current is damaged") && fallback.contains("after update 1"), "{fallback}");
+        }
+        std::fs::write(folder.path().join("previous"), b"x").unwrap();
+        let error = load(folder.path()).unwrap_err();
+        assert!(matches!(error, StateError::BothDamaged { .. }), "{error}");
+        std::fs::remove_file(folder.path().join("previous")).unwrap();
+        assert!(matches!(load(folder.path()).unwrap_err(), StateError::Damaged { .. }));
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_not_passed_over() {
+        let folder = folder();
+        save(folder.path(), &state(1), false).unwrap();
+        save(folder.path(), &state(2), false).unwrap();
+        let current = folder.path().join("current");
+        let mut bytes = std::fs::read(&current).unwrap();
+        bytes[8] = 9;
+        std::fs::write(&current, bytes).unwrap();
+        let error = load(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("format version 9"), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_and_a_read_only_folder_leave_the_earlier_state() {
+        let folder = folder();
+        save(folder.path(), &state(1), false).unwrap();
+        // Every write to this device fails as on a full disk.
+        std::os::unix::fs::symlink("/dev/full", folder.path().join("incoming")).unwrap();
+        let error = save(folder.path(), &state(2), false).unwrap_err();
+        assert_eq!(error.source.kind(), std::io::ErrorKind::StorageFull);
+        assert!(error.to_string().contains("incoming") && error.to_string().contains("free some space"), "{error}");
+        assert_eq!(load(folder.path()).unwrap().unwrap().state, state(1));
+
+        let error = save(Path::new("/proc/self"), &state(2), false).unwrap_err();
+        assert!(error.to_string().contains("could not create /proc/self/incoming"), "{error}");
+    }
+}

@@ -1,0 +1,265 @@
+//! From inputs to a trainer: checks, memory, resume.
+
+use std::sync::Arc;
+
+use data::Example;
+use model::{AdapterSpec, AdapterWeights, Model, StepOptions, TrainingSession};
+
+use crate::adapter_file::AdapterNotes;
+use crate::config::TrainConfig;
+use crate::error::TrainError;
+use crate::events::{Control, TrainEvent};
+use crate::hash::{example_hash, list_hash};
+use crate::learner::Learner;
+use crate::outcome::TrainOutcome;
+use crate::plan::{TrainPlan, longest, supervised_tokens};
+use crate::run_folder::{ExampleList, ListedExample, RunFolder};
+use crate::state::{Identity, Progress};
+use crate::trainer::{Job, Trainer, probe};
+
+/// What to train, on what, how, and where to keep it.
+pub struct TrainInputs<'a> {
+    pub model: Arc<Model>,
+    /// What people call the model; adapters remember it.
+    pub base_name: &'a str,
+    /// Every example of the history but the held-out ones, oldest first.
+    pub examples: &'a [Example],
+    /// Held-out examples that choose the best adapter; may be empty.
+    pub validation: &'a [Example],
+    pub config: &'a TrainConfig,
+    pub run: &'a RunFolder,
+    /// Go on with the run in the folder. Without a saved state it starts from the beginning.
+    pub resume: bool,
+}
+
+/// Trains an adapter. `observer` hears of everything and may stop the run after any event; what was done until then
+/// is saved and a later call with `resume` goes on from it to the same final bytes.
+pub fn train(
+    inputs: &TrainInputs,
+    observer: &mut dyn FnMut(&TrainEvent) -> Control,
+) -> Result<TrainOutcome, TrainError> {
+    let config = inputs.config.resolved(inputs.model.config())?;
+    check_examples(inputs.examples, inputs.validation, &config)?;
+    let spec = config.adapter_spec(inputs.model.config())?;
+    let session = new_session(&inputs.model, &spec, &config, longest(inputs.examples, inputs.validation))?;
+    let plan =
+        TrainPlan::count(inputs.examples, inputs.validation, &config, &spec, inputs.model.config(), session.plan());
+    let base = inputs.model.content_hash().to_owned();
+    let base_name = inputs.base_name.to_owned();
+    let begin = Begin { examples: inputs.examples, validation: inputs.validation, config: &config, base, base_name };
+    train_learner(session, begin, plan, inputs.run, inputs.resume, observer)
+}
+
+/// What a run would take, with the speed of this machine measured on one example.
+pub fn plan(
+    model: &Arc<Model>,
+    examples: &[Example],
+    validation: &[Example],
+    config: &TrainConfig,
+) -> Result<TrainPlan, TrainError> {
+    let config = config.resolved(model.config())?;
+    check_examples(examples, validation, &config)?;
+    let spec = config.adapter_spec(model.config())?;
+    let mut session = new_session(model, &spec, &config, longest(examples, validation))?;
+    let mut plan = TrainPlan::count(examples, validation, &config, &spec, model.config(), session.plan());
+    let (training, validation) = probe(&mut session, examples)?;
+    plan.estimate_time(training, validation);
+    Ok(plan)
+}
+
+/// What a run is made from, once it is checked.
+pub(crate) struct Begin<'a> {
+    pub examples: &'a [Example],
+    pub validation: &'a [Example],
+    pub config: &'a TrainConfig,
+    /// Content hash of the base model, and its name for people.
+    pub base: String,
+    pub base_name: String,
+}
+
+/// Trains whatever can learn: takes the run folder, goes on from its state or begins, and runs to the end.
+pub(crate) fn train_learner<L: Learner>(
+    mut learner: L,
+    begin: Begin,
+    mut plan: TrainPlan,
+    run: &RunFolder,
+    resume: bool,
+    observer: &mut dyn FnMut(&TrainEvent) -> Control,
+) -> Result<TrainOutcome, TrainError> {
+    let _lock = run.lock()?;
+    let list = ExampleList { training: listed(begin.examples), validation: listed(begin.validation) };
+    let identity = identity(&begin, &list, &plan);
+    let mut notices = notices(&begin);
+    let progress = match run.state()? {
+        Some(_) if !resume => return Err(TrainError::Begun { path: run.path().to_owned() }),
+        Some((state, fallback)) => {
+            let mut differences = state.identity.differences(&identity);
+            differences.extend(changed_examples(run, &list)?);
+            if !differences.is_empty() {
+                return Err(TrainError::Mismatch { path: run.path().to_owned(), differences });
+            }
+            notices.extend(fallback);
+            learner.restore(&state.parameters, &state.first_moment, &state.second_moment)?;
+            Some(state.progress)
+        }
+        None => None,
+    };
+    let (training_speed, validation_speed) = probe(&mut learner, begin.examples)?;
+    plan.estimate_time(training_speed, validation_speed);
+    if progress.is_none() {
+        run.begin(begin.config, &plan, &list)?;
+    }
+
+    let mut stop_asked = observer(&TrainEvent::Started {
+        plan: plan.clone(),
+        resumed_at: progress.as_ref().map(|progress| progress.step),
+    }) == Control::Stop;
+    let is_saved = progress.is_some();
+    let mut progress = progress.unwrap_or_default();
+    notices.extend(forget_missing_best(run, &mut progress));
+    for message in notices {
+        stop_asked |= observer(&TrainEvent::Notice { message }) == Control::Stop;
+    }
+    let job = Job {
+        examples: begin.examples,
+        validation: begin.validation,
+        config: begin.config,
+        run,
+        identity,
+        notes: AdapterNotes {
+            base_hash: begin.base,
+            base_name: begin.base_name,
+            config: begin.config.to_map(),
+            receipt: list.training.into_iter().map(|example| example.sha256).collect(),
+        },
+        tokens_total: plan.tokens_total,
+    };
+    // An answer given before the first update counts as one given after it.
+    let mut observer = |event: &TrainEvent| match observer(event) {
+        Control::Continue if stop_asked => Control::Stop,
+        answer => answer,
+    };
+    Trainer::new(job, learner, progress, is_saved, &mut observer)?.run()
+}
+
+fn new_session(
+    model: &Arc<Model>,
+    spec: &AdapterSpec,
+    config: &TrainConfig,
+    tokens_max: usize,
+) -> Result<TrainingSession, TrainError> {
+    let mut options = StepOptions::new(tokens_max);
+    options.recompute = config.recompute;
+    options.ops.precision = config.precision;
+    if config.threads > 0 {
+        options.ops.threads = config.threads;
+    }
+    let adapter = AdapterWeights::initialized(model.config(), spec.clone(), config.seed)?;
+    Ok(TrainingSession::new(Arc::clone(model), &adapter, options)?)
+}
+
+fn check_examples(examples: &[Example], validation: &[Example], config: &TrainConfig) -> Result<(), TrainError> {
+    if examples.is_empty() {
+        return Err(TrainError::NoExamples);
+    }
+    let all = || examples.iter().chain(validation);
+    for example in all() {
+        let (record, tokens) = (|| example.record_id.clone(), example.tokens.len());
+        if tokens != example.loss_mask.len() {
+            return Err(TrainError::MaskLength { record: record(), tokens, mask: example.loss_mask.len() });
+        }
+        if tokens > config.tokens_max {
+            return Err(TrainError::TooLong { record: record(), tokens, limit: config.tokens_max });
+        }
+    }
+    let records: Vec<String> =
+        all().filter(|example| supervised_tokens(example) == 0).map(|example| example.record_id.clone()).collect();
+    match records.len() {
+        0 => Ok(()),
+        count => Err(TrainError::NothingSupervised { count, total: all().count(), records }),
+    }
+}
+
+fn listed(examples: &[Example]) -> Vec<ListedExample> {
+    let entry = |example: &Example| ListedExample {
+        record_id: example.record_id.clone(),
+        retrieved_ids: example.retrieved_ids.clone(),
+        tokens: example.tokens.len(),
+        supervised_tokens: supervised_tokens(example) as usize,
+        sha256: example_hash(example),
+    };
+    examples.iter().map(entry).collect()
+}
+
+fn identity(begin: &Begin, list: &ExampleList, plan: &TrainPlan) -> Identity {
+    let hash = |examples: &[ListedExample]| {
+        list_hash(&examples.iter().map(|example| example.sha256.clone()).collect::<Vec<_>>())
+    };
+    let [first, end] = plan.adapted_blocks;
+    Identity {
+        base: begin.base.clone(),
+        examples: hash(&list.training),
+        validation: hash(&list.validation),
+        trained: format!(
+            "{} in blocks {first}..{end}, {} values in {} matrices",
+            plan.targets.join(", "),
+            plan.adapter_parameters,
+            plan.trained_matrices
+        ),
+        config: begin.config.to_map(),
+    }
+}
+
+/// What the user should know before the first update.
+fn notices(begin: &Begin) -> Vec<String> {
+    let mut notices = Vec::new();
+    let (examples, accumulation) = (begin.examples.len(), begin.config.accumulation);
+    if accumulation > examples {
+        notices.push(format!("accumulation is {accumulation}, but there are {examples} examples: one update a pass"));
+    }
+    if begin.validation.is_empty() {
+        notices.push("nothing is held out for validation: the last adapter counts as the best".to_owned());
+    }
+    notices
+}
+
+/// The records that are not what they were, by name, where the run folder still lists them.
+fn changed_examples(run: &RunFolder, now: &ExampleList) -> Result<Vec<String>, TrainError> {
+    const SHOWN: usize = 5;
+    let Some(before) = run.examples()? else { return Ok(Vec::new()) };
+    let mut differences = Vec::new();
+    for (before, now) in [(&before.training, &now.training), (&before.validation, &now.validation)] {
+        let find = |list: &[ListedExample], id: &str| list.iter().find(|entry| entry.record_id == id).cloned();
+        for entry in before {
+            match find(now, &entry.record_id) {
+                None => differences.push(format!("record {} is no longer there", entry.record_id)),
+                Some(other) if other.sha256 != entry.sha256 => {
+                    differences.push(format!("record {} reads differently", entry.record_id));
+                }
+                Some(_) => {}
+            }
+        }
+        let new = now.iter().filter(|entry| find(before, &entry.record_id).is_none());
+        differences.extend(new.map(|entry| format!("record {} is new", entry.record_id)));
+    }
+    if differences.len() > SHOWN {
+        let more = differences.len() - SHOWN;
+        differences.truncate(SHOWN);
+        differences.push(format!("{more} more records differ"));
+    }
+    Ok(differences)
+}
+
+/// The best adapter lives in its own folder. If someone took it away, the next better one must not be compared
+/// with what is gone.
+fn forget_missing_best(run: &RunFolder, progress: &mut Progress) -> Option<String> {
+    let best = progress.best?;
+    if run.best_adapter().is_dir() {
+        return None;
+    }
+    progress.best = None;
+    Some(format!(
+        "the best adapter, of update {}, is no longer in the run folder; the next validation chooses anew",
+        best.step
+    ))
+}

@@ -1,0 +1,397 @@
+//! The training loop.
+
+use std::ops::Range;
+
+use data::Example;
+use device::{ProcessMemory, Stopwatch};
+use kernels::AdamWParameters;
+use model::ModelError;
+
+use crate::adapter_file::AdapterNotes;
+use crate::config::TrainConfig;
+use crate::error::TrainError;
+use crate::events::{Control, TrainEvent};
+use crate::learner::Learner;
+use crate::metrics::{Line, Metrics, StepReport, ValidationReport};
+use crate::order::DataOrder;
+use crate::outcome::{RunEnd, TrainOutcome};
+use crate::plan::{supervised_tokens, validates_after, validations_between};
+use crate::run_folder::RunFolder;
+use crate::schedule::Schedule;
+use crate::state::{Identity, LossTotal, Progress, State, ValidationPoint, file as state_file};
+
+/// A save by the clock must have cost less than this part of the time since the one before it.
+const SAVE_COST_MAX: f64 = 0.01;
+
+/// Everything that stays the same during a run.
+pub(crate) struct Job<'a> {
+    pub examples: &'a [Example],
+    pub validation: &'a [Example],
+    pub config: &'a TrainConfig,
+    pub run: &'a RunFolder,
+    pub identity: Identity,
+    pub notes: AdapterNotes,
+    /// Tokens that all updates together visit.
+    pub tokens_total: u64,
+}
+
+/// A run on its way.
+pub(crate) struct Trainer<'a, L> {
+    job: Job<'a>,
+    learner: L,
+    progress: Progress,
+    order: DataOrder,
+    schedule: Schedule,
+    updates: u64,
+    /// The current pass and the order of its examples.
+    shuffled: (u64, Vec<usize>),
+    metrics: Metrics,
+    pace: Pace,
+    /// The update after which the state was last saved, and what that took.
+    saved: Option<Saved>,
+    session: Stopwatch,
+    observer: &'a mut dyn FnMut(&TrainEvent) -> Control,
+    stop_asked: bool,
+}
+
+struct Saved {
+    step: u64,
+    seconds: f64,
+    since: Stopwatch,
+}
+
+impl<'a, L: Learner> Trainer<'a, L> {
+    /// A trainer at `progress`, whose values `learner` already has. `is_saved`: this progress came from the disk.
+    pub fn new(
+        job: Job<'a>,
+        learner: L,
+        progress: Progress,
+        is_saved: bool,
+        observer: &'a mut dyn FnMut(&TrainEvent) -> Control,
+    ) -> Result<Self, TrainError> {
+        let config = job.config;
+        let updates = config.updates(job.examples.len());
+        let order = DataOrder::new(config.seed, job.examples.len(), config.accumulation);
+        let pass = order.window(progress.step).pass;
+        Ok(Self {
+            schedule: Schedule::new(config, updates),
+            shuffled: (pass, order.shuffled(pass)),
+            metrics: Metrics::open(&job.run.metrics_path(), progress.step)?,
+            pace: Pace::default(),
+            saved: is_saved.then(|| Saved { step: progress.step, seconds: 0.0, since: Stopwatch::start() }),
+            session: Stopwatch::start(),
+            stop_asked: false,
+            job,
+            learner,
+            progress,
+            order,
+            updates,
+            observer,
+        })
+    }
+
+    /// Trains to the end, or until the observer asks to stop.
+    pub fn run(mut self) -> Result<TrainOutcome, TrainError> {
+        let end = loop {
+            if self.validation_is_due() {
+                self.validate()?;
+            }
+            if self.save_is_due() {
+                self.save()?;
+            }
+            if let Some(end) = self.end() {
+                break end;
+            }
+            let watch = Stopwatch::start();
+            let window = self.next_window();
+            let loss = self.forward_backward(&window)?;
+            let gradient_norm = self.checked_gradient_norm(&window)?;
+            let learning_rate = self.update(gradient_norm);
+            self.report(&window, loss, gradient_norm, learning_rate, watch.seconds())?;
+        };
+        self.finish(end)
+    }
+
+    fn end(&self) -> Option<RunEnd> {
+        let patience = self.job.config.early_stop_patience;
+        if self.progress.step == self.updates {
+            Some(RunEnd::Completed)
+        } else if patience > 0 && self.progress.validations_since_best() >= patience {
+            Some(RunEnd::StoppedEarly)
+        } else {
+            self.stop_asked.then_some(RunEnd::Interrupted)
+        }
+    }
+
+    /// The examples of the next update, as indices.
+    fn next_window(&mut self) -> Vec<usize> {
+        let window = self.order.window(self.progress.step);
+        if self.shuffled.0 != window.pass {
+            self.shuffled = (window.pass, self.order.shuffled(window.pass));
+        }
+        let places: Range<usize> = window.places;
+        self.shuffled.1[places].to_vec()
+    }
+
+    /// Adds up the gradient of the mean loss over all supervised tokens of the window.
+    fn forward_backward(&mut self, window: &[usize]) -> Result<LossTotal, TrainError> {
+        let examples = self.job.examples;
+        let supervised: u64 = window.iter().map(|&index| supervised_tokens(&examples[index])).sum();
+        let gradient_scale = (1.0 / supervised as f64) as f32;
+        let mut total = LossTotal::default();
+        for (place, &index) in window.iter().enumerate() {
+            let example = &examples[index];
+            let seed = self.order.dropout_seed(self.progress.step, place);
+            let loss = self.learner.learn(example, gradient_scale, seed);
+            let loss = self.checked_loss(loss, example)?;
+            total.add(loss, supervised_tokens(example));
+        }
+        Ok(total)
+    }
+
+    /// The gradient's norm, once it is known to be a number and, in the first update, to reach every adapted matrix.
+    fn checked_gradient_norm(&mut self, window: &[usize]) -> Result<f64, TrainError> {
+        let norm = self.learner.gradient_norm();
+        if !norm.is_finite() {
+            let records = window.iter().map(|&index| self.job.examples[index].record_id.clone()).collect();
+            let error = TrainError::GradientNotFinite { update: self.progress.step + 1, records };
+            return Err(self.keep_and_fail(error));
+        }
+        if self.progress.step == 0 {
+            let matrices = self.learner.matrices_without_gradient();
+            if !matrices.is_empty() {
+                return Err(TrainError::NoGradient { matrices });
+            }
+        }
+        Ok(norm)
+    }
+
+    /// Clips and applies the gradient. Returns the learning rate.
+    fn update(&mut self, gradient_norm: f64) -> f64 {
+        let config = self.job.config;
+        let step = self.progress.step + 1;
+        let learning_rate = self.schedule.learning_rate(step);
+        self.learner.update(&AdamWParameters {
+            learning_rate: learning_rate as f32,
+            beta1: config.beta1 as f32,
+            beta2: config.beta2 as f32,
+            epsilon: config.epsilon as f32,
+            weight_decay: config.weight_decay as f32,
+            step,
+            gradient_factor: clip_factor(gradient_norm, config.clip_norm) as f32,
+        });
+        self.learner.zero_gradients();
+        learning_rate
+    }
+
+    fn report(
+        &mut self,
+        window: &[usize],
+        loss: LossTotal,
+        gradient_norm: f64,
+        learning_rate: f64,
+        seconds: f64,
+    ) -> Result<(), TrainError> {
+        let tokens: u64 = window.iter().map(|&index| self.job.examples[index].tokens.len() as u64).sum();
+        let mean = loss.mean().expect("windows without supervised tokens were refused");
+        let pass = self.shuffled.0 as usize;
+        self.progress.step += 1;
+        self.progress.tokens += tokens;
+        self.progress.passes.resize_with((pass + 1).max(self.progress.passes.len()), LossTotal::default);
+        self.progress.passes[pass].add(loss.loss_sum, loss.supervised_tokens);
+        self.progress.first_loss.get_or_insert(mean);
+        self.pace.add(tokens, seconds);
+        let report = StepReport {
+            step: self.progress.step,
+            steps: self.updates,
+            pass: pass as u64 + 1,
+            loss: mean,
+            learning_rate,
+            gradient_norm,
+            clipped: clip_factor(gradient_norm, self.job.config.clip_norm) < 1.0,
+            tokens,
+            supervised_tokens: loss.supervised_tokens,
+            seconds,
+            tokens_per_second: self.pace.tokens_per_second(),
+            eta_seconds: self.eta_seconds(),
+            peak_resident_bytes: ProcessMemory::read().peak_resident_bytes,
+        };
+        self.metrics.write(Line::Step(&report))?;
+        self.notify(&TrainEvent::Step(report));
+        Ok(())
+    }
+
+    fn eta_seconds(&self) -> f64 {
+        let tokens = self.job.tokens_total.saturating_sub(self.progress.tokens);
+        let validations = match self.job.validation.is_empty() {
+            true => 0,
+            false => validations_between(self.job.config, &self.order, Some(self.progress.step), self.updates),
+        };
+        tokens as f64 / self.pace.tokens_per_second() + validations as f64 * self.pace.validation_seconds
+    }
+
+    fn validation_is_due(&self) -> bool {
+        let step = self.progress.step;
+        !self.job.validation.is_empty()
+            && validates_after(self.job.config, &self.order, step, self.updates)
+            && self.progress.validations.last().is_none_or(|last| last.step < step)
+    }
+
+    /// Measures the loss on the held-out examples and keeps the adapter if it is the best so far.
+    fn validate(&mut self) -> Result<(), TrainError> {
+        let watch = Stopwatch::start();
+        let mut total = LossTotal::default();
+        for example in self.job.validation {
+            let loss = self.learner.loss(example);
+            let loss = self.checked_loss(loss, example)?;
+            total.add(loss, supervised_tokens(example));
+        }
+        let loss = total.mean().expect("validation examples without supervised tokens were refused");
+        let step = self.progress.step;
+        let is_best = self.progress.add_validation(ValidationPoint { step, loss });
+        if is_best {
+            // On disk before the state that speaks of it: a kill in between only makes the same adapter again.
+            self.learner.write_adapter(&self.job.run.best_adapter(), &self.job.notes)?;
+        }
+        self.pace.validation_seconds = watch.seconds();
+        let report = ValidationReport { step, loss, is_best, seconds: watch.seconds() };
+        self.metrics.write(Line::Validation(&report))?;
+        self.notify(&TrainEvent::Validation(report));
+        Ok(())
+    }
+
+    fn save_is_due(&self) -> bool {
+        let Some(saved) = &self.saved else { return true };
+        if saved.step == self.progress.step {
+            return false;
+        }
+        match self.job.config.save_every_steps {
+            0 => {
+                let elapsed = saved.since.seconds();
+                elapsed >= self.job.config.save_every_seconds && saved.seconds <= SAVE_COST_MAX * elapsed
+            }
+            every => self.progress.step.is_multiple_of(every),
+        }
+    }
+
+    fn save(&mut self) -> Result<(), TrainError> {
+        let watch = Stopwatch::start();
+        self.progress.seconds += self.session.lap();
+        let (first_moment, second_moment) = self.learner.moments();
+        let state = State {
+            identity: self.job.identity.clone(),
+            progress: self.progress.clone(),
+            parameters: self.learner.parameters(),
+            first_moment,
+            second_moment,
+        };
+        let sync = self.job.config.save_sync;
+        if sync {
+            self.metrics.sync()?;
+        }
+        let bytes = state_file::save(&self.job.run.state_folder(), &state, sync)?;
+        let (step, seconds) = (self.progress.step, watch.seconds());
+        self.saved = Some(Saved { step, seconds, since: Stopwatch::start() });
+        self.notify(&TrainEvent::Saved { step, bytes, seconds });
+        Ok(())
+    }
+
+    /// Leaves adapters, state and summary as they are at the end or at an interruption.
+    fn finish(mut self, end: RunEnd) -> Result<TrainOutcome, TrainError> {
+        if self.saved.as_ref().is_none_or(|saved| saved.step < self.progress.step) {
+            self.save()?;
+        }
+        let run = self.job.run;
+        self.learner.write_adapter(&run.last_adapter(), &self.job.notes)?;
+        if self.job.validation.is_empty() && end.is_final() {
+            self.learner.write_adapter(&run.best_adapter(), &self.job.notes)?;
+        }
+        let progress = &self.progress;
+        let outcome = TrainOutcome {
+            end,
+            step: progress.step,
+            steps: self.updates,
+            tokens: progress.tokens,
+            seconds: progress.seconds,
+            first_loss: progress.first_loss,
+            pass_losses: progress.passes.iter().filter_map(LossTotal::mean).collect(),
+            validation_before: progress.validation_before(),
+            validation_best: progress.best,
+            validation_last: progress.validations.last().copied().filter(|point| point.step > 0),
+            adapter_best: run.best_adapter(),
+            adapter_last: run.last_adapter(),
+        };
+        run.end(&outcome)?;
+        self.notify(&TrainEvent::Finished(outcome.clone()));
+        Ok(outcome)
+    }
+
+    /// The loss of one example, if the model could compute one.
+    fn checked_loss(&mut self, loss: Result<f64, ModelError>, example: &Example) -> Result<f64, TrainError> {
+        let (record, update) = (example.record_id.clone(), self.progress.step + 1);
+        match loss {
+            Ok(loss) if loss.is_finite() => Ok(loss),
+            Ok(loss) => Err(self.keep_and_fail(TrainError::LossNotFinite { loss, record, update })),
+            Err(source) => Err(self.keep_and_fail(TrainError::Example { record, update, source })),
+        }
+    }
+
+    /// Saves the values as they were before the failed update, which has not touched them, and gives `error` back.
+    fn keep_and_fail(&mut self, error: TrainError) -> TrainError {
+        // The first failure is the one to report; if saving fails too, the state saved earlier is still there.
+        if self.progress.step > 0 && self.save().is_ok() {
+            let _ = self.learner.write_adapter(&self.job.run.last_adapter(), &self.job.notes);
+        }
+        error
+    }
+
+    fn notify(&mut self, event: &TrainEvent) {
+        if (self.observer)(event) == Control::Stop {
+            self.stop_asked = true;
+        }
+    }
+}
+
+/// What a gradient of `norm` is multiplied by so that its norm is at most `limit`; a limit of 0 is none.
+fn clip_factor(norm: f64, limit: f64) -> f64 {
+    if limit > 0.0 && norm > limit { limit / norm } else { 1.0 }
+}
+
+/// Speed over the last updates. Older ones fade, so that a machine that heats up shows.
+#[derive(Debug, Default)]
+struct Pace {
+    tokens: f64,
+    seconds: f64,
+    validation_seconds: f64,
+}
+
+impl Pace {
+    const FADE: f64 = 0.95;
+
+    fn add(&mut self, tokens: u64, seconds: f64) {
+        self.tokens = Self::FADE * self.tokens + tokens as f64;
+        self.seconds = Self::FADE * self.seconds + seconds;
+    }
+    fn tokens_per_second(&self) -> f64 {
+        self.tokens / self.seconds.max(1e-9)
+    }
+}
+
+/// Measures the speed of training and of validation, in tokens per second, on the example of middle length. Leaves
+/// the learner as it was.
+pub(crate) fn probe(learner: &mut impl Learner, examples: &[Example]) -> Result<(f64, f64), ModelError> {
+    let mut by_length: Vec<&Example> = examples.iter().collect();
+    by_length.sort_by_key(|example| example.tokens.len());
+    let example = by_length[by_length.len() / 2];
+    let speed = |watch: Stopwatch| example.tokens.len() as f64 / watch.seconds().max(1e-9);
+    // Not measured: reads the weights from the disk and fills the caches.
+    learner.loss(example)?;
+    let watch = Stopwatch::start();
+    learner.loss(example)?;
+    let validation = speed(watch);
+    let watch = Stopwatch::start();
+    learner.learn(example, 0.0, 0)?;
+    let training = speed(watch);
+    learner.zero_gradients();
+    Ok((training, validation))
+}
