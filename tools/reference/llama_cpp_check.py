@@ -39,7 +39,8 @@ def logits(label: str) -> None:
 
 
 def tokens(path: str) -> None:
-    vocabulary = llama_cpp.LlamaModel(path).get_vocab()
+    model = llama_cpp.LlamaModel(path)  # held: the vocabulary points into it
+    vocabulary = model.get_vocab()
     folder = CRATES / "data" / "tests" / "fixtures"
     compared = 0
     for file, key in (("smollm2_tokens.json", "text"), ("smollm2_chats.json", "rendered")):
