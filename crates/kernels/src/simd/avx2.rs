@@ -4,7 +4,7 @@ use super::{Kernel, LANES, Simd, operators};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(__m256, __m256);
+pub(crate) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 /// Runs a kernel inside a function that may use the instructions.
 #[target_feature(enable = "avx2,fma")]

@@ -4,7 +4,7 @@ use super::{Kernel, LANES, Simd, operators};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(__m512);
+pub(crate) struct Avx512(pub(super) __m512);
 
 /// Runs a kernel inside a function that may use the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]

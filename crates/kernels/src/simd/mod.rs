@@ -9,6 +9,8 @@
 //! of the function that carries the `target_feature` attribute, or else each operation turns into a call.
 
 mod exp;
+pub(crate) mod integer;
+mod integer_portable;
 pub(crate) mod portable;
 pub(crate) mod product;
 mod transpose;
@@ -17,6 +19,10 @@ mod transpose;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod integer_avx2;
+#[cfg(target_arch = "x86_64")]
+mod integer_avx512;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use super::{Kernel, LANES, Simd, operators};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Portable([f32; LANES]);
+pub(crate) struct Portable(pub(super) [f32; LANES]);
 
 impl Portable {
     #[inline(always)]

@@ -1,0 +1,427 @@
+//! `Y = X·Wᵀ`. A task is one column tile of one output for one block of rows: it unpacks a panel of tiles at a
+//! time and runs all its row tiles through it, into a contiguous block that is copied to Y at the end.
+//!
+//! For every scale group, in order: `y += (x_scale · Σ code·x) · scale`, then `y += x_sum · offset`, with
+//! centred codes, `offset = bias + centre·scale`, and `x_sum` the sum of the *quantized* x (with the exact sum
+//! the error would be that of `scale·code` instead of that of the weight, some three times larger).
+
+use super::activations::{ForwardInput, PANEL_TILES, ROWS, first_cell};
+use super::layout::TILE;
+use super::packed::PackedMatrix;
+use super::unpack::{self, ACROSS, GROUPS_MAX, PANEL_F32, PANEL_I8, PANEL_I16, PANEL_ROW, TileFormat, VECTOR};
+use crate::ops::{Precision, scratch_size};
+use crate::simd::integer::{IntegerKernel, IntegerSimd};
+use crate::simd::{LANES, Simd};
+
+/// Rows of a block at most: its outputs (64 KiB) and, up to k = 2048, its inputs stay in a 2 MiB cache.
+pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
+/// Bytes of panel memory: four i16 panels, or two f32 panels.
+const PANEL_BYTES: usize = PANEL_TILES * PANEL_I16;
+const _: () = assert!(PANEL_BYTES >= EXACT_TILES * PANEL_F32);
+/// Tiles of an f32 panel.
+const EXACT_TILES: usize = 1;
+
+/// Scratch of one worker.
+pub(super) const fn worker_bytes() -> usize {
+    scratch_size::<u8>(PANEL_BYTES)
+        + scratch_size::<f32>(PANEL_TILES * GROUPS_MAX * 2 * TILE)
+        + scratch_size::<f32>(BLOCK_ROWS * TILE)
+}
+
+/// One task: column tile `row_tile` of `matrix` (a row of tiles of W), rows `first_row..first_row + rows`.
+pub(super) struct ForwardTask<'a> {
+    pub matrix: &'a PackedMatrix,
+    pub row_tile: usize,
+    pub precision: Precision,
+    /// Quantized input; unused when exact.
+    pub input: ForwardInput,
+    /// [rows, k]; used when exact.
+    pub x: *const f32,
+    /// [rows, n_out] with rows `y_stride` floats apart.
+    pub y: *mut f32,
+    pub y_stride: usize,
+    pub first_row: usize,
+    pub rows: usize,
+    /// [`worker_bytes`] bytes.
+    pub scratch: *mut u8,
+}
+
+impl IntegerKernel for ForwardTask<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let mut carver = crate::ops::Carver::new(self.scratch);
+        let panel = carver.take::<u8>(PANEL_BYTES);
+        let scales = carver.take::<f32>(PANEL_TILES * GROUPS_MAX * 2 * TILE);
+        let block = carver.take::<f32>(BLOCK_ROWS * TILE);
+        // SAFETY: the scratch holds the three parts, the block as many rows as a task may have.
+        unsafe {
+            debug_assert!(self.rows <= BLOCK_ROWS);
+            std::ptr::write_bytes(block, 0, self.rows * TILE);
+            match self.precision {
+                Precision::Exact => self.exact::<S>(panel, scales, block),
+                Precision::A16 | Precision::A8 => self.integer::<S>(panel, scales, block),
+            }
+            self.copy_out::<S>(block);
+        }
+    }
+}
+
+impl ForwardTask<'_> {
+    #[inline(always)]
+    unsafe fn integer<S: IntegerSimd>(&self, panel: *mut u8, scales: *mut f32, block: *mut f32) {
+        let format = TileFormat::new(self.matrix.header());
+        let tiles = self.input.tiles;
+        let tile_bytes = format.header.tile_bytes();
+        let group_floats = format.groups * 2 * TILE;
+        let small = self.precision == Precision::A8;
+        let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
+        // SAFETY: tiles, cells and rows stay inside their buffers by the loops' bounds.
+        unsafe {
+            let row_of_tiles = self.matrix.tiles().as_ptr().add(self.row_tile * tiles * tile_bytes);
+            for p in 0..tiles.div_ceil(PANEL_TILES) {
+                let in_panel = PANEL_TILES.min(tiles - p * PANEL_TILES);
+                for t in 0..in_panel {
+                    let tile = row_of_tiles.add((p * PANEL_TILES + t) * tile_bytes);
+                    S::call(UnpackForward { format, tile, small, out: panel.add(t * panel_tile) });
+                    unpack::scales::<S>(&format, tile, true, scales.add(t * group_floats));
+                }
+                let mut row = 0;
+                while row < self.rows {
+                    let height = ROWS.min(self.rows - row);
+                    let cell = first_cell(self.input.rows, tiles, p, self.first_row + row);
+                    let dots = Dots {
+                        tiles: in_panel,
+                        groups: format.groups,
+                        integers: self.input.integers.add(cell * self.input.cell_bytes),
+                        panel,
+                        scales,
+                        x_scales: self.input.scales.add(cell * format.groups),
+                        x_sums: self.input.sums.add(cell * format.groups),
+                        x_centres: self.input.centres.add(cell * format.groups),
+                        height,
+                        out: block.add(row * TILE),
+                        offsets: !self.matrix.symmetric(),
+                    };
+                    match (small, format.wide) {
+                        (false, false) => dots.all::<S, false, false>(),
+                        (false, true) => dots.all::<S, false, true>(),
+                        (true, false) => dots.all::<S, true, false>(),
+                        (true, true) => dots.all::<S, true, true>(),
+                    }
+                    row += height;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn exact<S: IntegerSimd>(&self, panel: *mut u8, scales: *mut f32, block: *mut f32) {
+        let format = TileFormat::new(self.matrix.header());
+        let k = format.header.k_in;
+        let tile_bytes = format.header.tile_bytes();
+        // SAFETY: as above; a panel takes no more columns than x has.
+        unsafe {
+            let row_of_tiles = self.matrix.tiles().as_ptr().add(self.row_tile * k.div_ceil(TILE) * tile_bytes);
+            for t in 0..k.div_ceil(TILE) {
+                let tile = row_of_tiles.add(t * tile_bytes);
+                unpack::scales::<S>(&format, tile, false, scales);
+                S::call(UnpackExact { format, tile, scales, out: panel.cast(), transposed: false });
+                FloatDots {
+                    depth: TILE.min(k - t * TILE),
+                    x: self.x.add(self.first_row * k + t * TILE),
+                    x_stride: k,
+                    panel: panel.cast(),
+                    out: block,
+                }
+                .all::<S>(self.rows);
+            }
+        }
+    }
+
+    /// Copies the valid columns of the block to Y.
+    #[inline(always)]
+    unsafe fn copy_out<S: IntegerSimd>(&self, block: *const f32) {
+        let column = self.row_tile * TILE;
+        let width = TILE.min(self.matrix.n_out() - column);
+        // SAFETY: only rows and columns of Y are written.
+        unsafe {
+            for row in 0..self.rows {
+                let to = self.y.add((self.first_row + row) * self.y_stride + column);
+                let mut at = 0;
+                while at + LANES <= width {
+                    S::Float::load(block.add(row * TILE + at)).store(to.add(at));
+                    at += LANES;
+                }
+                if at < width {
+                    S::Float::load(block.add(row * TILE + at)).store_partial(to.add(at), width - at);
+                }
+            }
+        }
+    }
+}
+
+struct UnpackForward {
+    format: TileFormat,
+    tile: *const u8,
+    small: bool,
+    out: *mut u8,
+}
+impl IntegerKernel for UnpackForward {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            if self.small {
+                unpack::forward_u8::<S>(&self.format, self.tile, self.out);
+            } else {
+                unpack::forward_i16::<S>(&self.format, self.tile, self.out);
+            }
+        }
+    }
+}
+
+/// Dequantizes a tile; `transposed` for the input gradient.
+pub(super) struct UnpackExact {
+    pub format: TileFormat,
+    pub tile: *const u8,
+    pub scales: *const f32,
+    pub out: *mut f32,
+    pub transposed: bool,
+}
+impl IntegerKernel for UnpackExact {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            if self.transposed {
+                unpack::input_grad_f32::<S>(&self.format, self.tile, self.scales, self.out);
+            } else {
+                unpack::forward_f32::<S>(&self.format, self.tile, self.scales, self.out);
+            }
+        }
+    }
+}
+
+/// One row tile through one panel, all 64 columns.
+#[derive(Clone, Copy)]
+struct Dots {
+    tiles: usize,
+    groups: usize,
+    integers: *const u8,
+    panel: *const u8,
+    /// [tile][group][scale, offset][64]
+    scales: *const f32,
+    /// [tile][group][height], and so the next two
+    x_scales: *const f32,
+    x_sums: *const f32,
+    x_centres: *const i32,
+    height: usize,
+    /// [height, 64] (add)
+    out: *mut f32,
+    offsets: bool,
+}
+
+impl Dots {
+    /// As one register tile where there are many registers, else three rows of one vector at a time.
+    #[inline(always)]
+    unsafe fn all<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(self) {
+        // SAFETY: passed on; parts are inside the whole.
+        unsafe {
+            if S::Float::MANY_REGISTERS {
+                match self.height {
+                    6 => S::call(DotTile::<6, 4, SMALL, WIDE>(self)),
+                    5 => S::call(DotTile::<5, 4, SMALL, WIDE>(self)),
+                    4 => S::call(DotTile::<4, 4, SMALL, WIDE>(self)),
+                    3 => S::call(DotTile::<3, 4, SMALL, WIDE>(self)),
+                    2 => S::call(DotTile::<2, 4, SMALL, WIDE>(self)),
+                    _ => S::call(DotTile::<1, 4, SMALL, WIDE>(self)),
+                }
+                return;
+            }
+            let cell_bytes = if SMALL { TILE } else { 2 * TILE };
+            let mut row = 0;
+            while row < self.height {
+                let rows = (self.height - row).min(3);
+                for v in 0..ACROSS {
+                    let part = Dots {
+                        integers: self.integers.add(row * cell_bytes),
+                        panel: self.panel.add(v * VECTOR),
+                        scales: self.scales.add(v * LANES),
+                        x_scales: self.x_scales.add(row),
+                        x_sums: self.x_sums.add(row),
+                        x_centres: self.x_centres.add(row),
+                        out: self.out.add(row * TILE + v * LANES),
+                        ..self
+                    };
+                    match rows {
+                        3 => S::call(DotTile::<3, 1, SMALL, WIDE>(part)),
+                        2 => S::call(DotTile::<2, 1, SMALL, WIDE>(part)),
+                        _ => S::call(DotTile::<1, 1, SMALL, WIDE>(part)),
+                    }
+                }
+                row += rows;
+            }
+        }
+    }
+}
+
+/// `MR` rows and `NV` vectors of columns in registers.
+struct DotTile<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool>(Dots);
+
+impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> IntegerKernel
+    for DotTile<MR, NV, SMALL, WIDE>
+{
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let d = self.0;
+        let cell_bytes = if SMALL { TILE } else { 2 * TILE };
+        // Panel rows of a group, each of four bytes of every cell.
+        let steps = cell_bytes / 4 / d.groups;
+        let (mut integers, mut panel, mut scales) = (d.integers, d.panel, d.scales);
+        let (mut x_scales, mut x_sums, mut x_centres) = (d.x_scales, d.x_sums, d.x_centres);
+        // SAFETY: the pointers walk through the panel, the cells and their scales.
+        unsafe {
+            for _ in 0..d.tiles {
+                for group in 0..d.groups {
+                    // Stored codes exceed centred ones by 8 or 128: start from minus that times the sum of x.
+                    let mut sums = [[S::zero(); NV]; MR];
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let mut start = S::splat_i32(*x_centres.add(r));
+                        if WIDE {
+                            start = start.shift_left_i32::<4>();
+                        }
+                        *sums = [start; NV];
+                    }
+                    let x = integers.add(group * 4 * steps);
+                    for step in 0..steps {
+                        let mut codes = [S::zero(); NV];
+                        for (v, codes) in codes.iter_mut().enumerate() {
+                            *codes = S::load(panel.add(step * PANEL_ROW + v * VECTOR));
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let x = S::splat_i32(x.add(r * cell_bytes + step * 4).cast::<i32>().read_unaligned());
+                            for (sum, codes) in sums.iter_mut().zip(&codes) {
+                                *sum = if SMALL { sum.dot_u8::<WIDE>(*codes, x) } else { sum.dot_i16(*codes, x) };
+                            }
+                        }
+                    }
+                    keep_out_of_registers();
+                    for (r, sums) in sums.iter().enumerate() {
+                        let x_scale = S::Float::splat(*x_scales.add(r));
+                        let x_sum = S::Float::splat(*x_sums.add(r));
+                        for (v, sum) in sums.iter().enumerate() {
+                            let out = d.out.add(r * TILE + v * LANES);
+                            let scaled = sum.to_float() * x_scale;
+                            let mut y = scaled.mul_add(S::Float::load(scales.add(v * LANES)), S::Float::load(out));
+                            if d.offsets {
+                                y = x_sum.mul_add(S::Float::load(scales.add(TILE + v * LANES)), y);
+                            }
+                            y.store(out);
+                        }
+                    }
+                    panel = panel.add(steps * PANEL_ROW);
+                    scales = scales.add(2 * TILE);
+                    x_scales = x_scales.add(d.height);
+                    x_sums = x_sums.add(d.height);
+                    x_centres = x_centres.add(d.height);
+                }
+                integers = integers.add(d.height * cell_bytes);
+            }
+        }
+    }
+}
+
+/// Keeps the compiler from holding the output tile in registers across groups, which would spill the sums.
+#[inline(always)]
+pub(super) fn keep_out_of_registers() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("", options(nostack, preserves_flags));
+    }
+}
+
+/// float32 products of rows of `x` with one dequantized tile: `out[row, 0..64] += Σ_d x[row, d]·panel[d, 0..64]`.
+/// The sum of a tile is formed first and then added: rounding errors grow with the tiles, not with k.
+#[derive(Clone, Copy)]
+pub(super) struct FloatDots {
+    /// Rows of the panel to use.
+    pub depth: usize,
+    pub x: *const f32,
+    pub x_stride: usize,
+    /// [64][64]
+    pub panel: *const f32,
+    /// [rows, 64] (add)
+    pub out: *mut f32,
+}
+
+impl FloatDots {
+    #[inline(always)]
+    pub(super) unsafe fn all<S: IntegerSimd>(self, rows: usize) {
+        let step = if S::Float::MANY_REGISTERS { ROWS } else { 3 };
+        let mut row = 0;
+        // SAFETY: passed on; parts are inside the whole.
+        unsafe {
+            while row < rows {
+                let height = step.min(rows - row);
+                let part = Self { x: self.x.add(row * self.x_stride), out: self.out.add(row * TILE), ..self };
+                if S::Float::MANY_REGISTERS {
+                    match height {
+                        6 => S::call(FloatTile::<6, 4>(part)),
+                        5 => S::call(FloatTile::<5, 4>(part)),
+                        4 => S::call(FloatTile::<4, 4>(part)),
+                        3 => S::call(FloatTile::<3, 4>(part)),
+                        2 => S::call(FloatTile::<2, 4>(part)),
+                        _ => S::call(FloatTile::<1, 4>(part)),
+                    }
+                } else {
+                    for v in 0..ACROSS {
+                        let part = Self { panel: part.panel.add(v * LANES), out: part.out.add(v * LANES), ..part };
+                        match height {
+                            3 => S::call(FloatTile::<3, 1>(part)),
+                            2 => S::call(FloatTile::<2, 1>(part)),
+                            _ => S::call(FloatTile::<1, 1>(part)),
+                        }
+                    }
+                }
+                row += height;
+            }
+        }
+    }
+}
+
+struct FloatTile<const MR: usize, const NV: usize>(FloatDots);
+
+impl<const MR: usize, const NV: usize> IntegerKernel for FloatTile<MR, NV> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let d = self.0;
+        let mut sums = [[S::Float::zero(); NV]; MR];
+        // SAFETY: depth rows of the panel and depth columns of x.
+        unsafe {
+            for at in 0..d.depth {
+                let mut weights = [S::Float::zero(); NV];
+                for (v, weights) in weights.iter_mut().enumerate() {
+                    *weights = S::Float::load(d.panel.add(at * TILE + v * LANES));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = S::Float::splat(*d.x.add(r * d.x_stride + at));
+                    for (sum, weights) in sums.iter_mut().zip(&weights) {
+                        *sum = x.mul_add(*weights, *sum);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    let out = d.out.add(r * TILE + v * LANES);
+                    (S::Float::load(out) + *sum).store(out);
+                }
+            }
+        }
+    }
+}

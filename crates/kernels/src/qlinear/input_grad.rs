@@ -1,0 +1,625 @@
+//! `dX = Σ dY·W`, from the same tiles. A task is one column tile of dX for one block of rows.
+//!
+//! The scale varies along the sum, so it is folded into an integer copy of dY ahead of the dot products: with
+//! `q = dY·row_max` in 16-bit integers per (row, block of 128 n) and `s = scale / row_max / largest` in 15-bit
+//! fixed point per (block, group), `z = (q·s + 2^14) >> 15` takes one instruction for 32 elements, and
+//! `dX += (q_scale · largest) · Σ_n z·code` needs no floats inside the sum. dY is quantized once for all groups.
+//! The offsets are a thin product of their own in float32, `dX[:, k in g] += Σ_n dY·(bias + centre·scale)`.
+
+use super::activations::{BLOCK, GradientInput, ROWS};
+use super::forward::{FloatDots, UnpackExact};
+use super::layout::TILE;
+use super::packed::PackedMatrix;
+use super::unpack::{self, ACROSS, GROUPS_MAX, PANEL_I8, PANEL_I16, PANEL_ROW, TileFormat, VECTOR};
+use crate::ops::{Carver, Precision, scratch_size};
+use crate::simd::integer::{IntegerKernel, IntegerSimd};
+use crate::simd::{LANES, Simd};
+
+/// Rows of a block at most.
+pub(super) const BLOCK_ROWS: usize = 84 * ROWS;
+/// Tiles of W in a block of n.
+const BLOCK_TILES: usize = BLOCK / TILE;
+const PANEL_BYTES: usize = BLOCK_TILES * PANEL_I16;
+const _: () = assert!(PANEL_BYTES >= unpack::PANEL_F32);
+/// Fixed point of the folded scale: full 15 bits, or such that 2047 times it, shifted, is 127.
+const FOLD_A16: f32 = 32767.0;
+const FOLD_A8: f32 = 2033.0;
+
+/// Scratch of one worker.
+pub(super) const fn worker_bytes() -> usize {
+    scratch_size::<u8>(PANEL_BYTES)
+        + scratch_size::<f32>(GROUPS_MAX * 2 * TILE)
+        + scratch_size::<i16>(GROUPS_MAX * BLOCK)
+        + scratch_size::<i16>(GROUPS_MAX * ROWS * BLOCK)
+        + scratch_size::<i32>(TILE)
+        + scratch_size::<f32>(BLOCK_ROWS * TILE)
+}
+
+/// One summand `dY·W` of the gradient.
+#[derive(Clone, Copy)]
+pub(super) struct Summand<'a> {
+    pub matrix: &'a PackedMatrix,
+    /// Quantized dY; unused when exact.
+    pub input: GradientInput,
+    /// [rows, n_out]
+    pub dy: *const f32,
+    /// [rows][tiles of k · groups], null when the matrix is symmetric; unused when exact.
+    pub offsets: *const f32,
+}
+
+pub(super) struct InputGradTask<'a> {
+    pub summands: &'a [Summand<'a>],
+    pub precision: Precision,
+    /// Tile of k.
+    pub tile: usize,
+    /// [rows, k]
+    pub dx: *mut f32,
+    pub accumulate: bool,
+    pub first_row: usize,
+    pub rows: usize,
+    /// [`worker_bytes`] bytes.
+    pub scratch: *mut u8,
+}
+
+/// Buffers of one worker.
+struct Buffers {
+    panel: *mut u8,
+    /// [group][scale, bias][64]
+    scales: *mut f32,
+    /// [group][128]
+    folds: *mut i16,
+    /// [group][row][128], i16 or u8
+    folded: *mut u8,
+    /// [64]
+    column_sums: *mut i32,
+    /// [rows, 64]
+    block: *mut f32,
+}
+
+impl IntegerKernel for InputGradTask<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let mut carver = Carver::new(self.scratch);
+        let buffers = Buffers {
+            panel: carver.take(PANEL_BYTES),
+            scales: carver.take(GROUPS_MAX * 2 * TILE),
+            folds: carver.take(GROUPS_MAX * BLOCK),
+            folded: carver.take::<i16>(GROUPS_MAX * ROWS * BLOCK).cast(),
+            column_sums: carver.take(TILE),
+            block: carver.take(BLOCK_ROWS * TILE),
+        };
+        debug_assert!(self.rows <= BLOCK_ROWS);
+        // SAFETY: the scratch holds these parts, the block as many rows as a task may have.
+        unsafe {
+            std::ptr::write_bytes(buffers.block, 0, self.rows * TILE);
+            for summand in self.summands {
+                match self.precision {
+                    Precision::Exact => self.exact::<S>(summand, &buffers),
+                    Precision::A16 | Precision::A8 => {
+                        self.add_offsets::<S>(summand, &buffers);
+                        self.integer::<S>(summand, &buffers);
+                    }
+                }
+            }
+            self.copy_out::<S>(summand_columns(self.summands), buffers.block);
+        }
+    }
+}
+
+fn summand_columns(summands: &[Summand<'_>]) -> usize {
+    summands[0].matrix.k_in()
+}
+
+impl InputGradTask<'_> {
+    #[inline(always)]
+    unsafe fn add_offsets<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
+        if summand.offsets.is_null() {
+            return;
+        }
+        let header = summand.matrix.header();
+        let (groups, tiles) = (header.groups_per_tile(), header.column_tiles());
+        // SAFETY: row and tile lie inside the offsets.
+        unsafe {
+            for row in 0..self.rows {
+                let from = summand.offsets.add(((self.first_row + row) * tiles + self.tile) * groups);
+                for v in 0..ACROSS {
+                    let out = buffers.block.add(row * TILE + v * LANES);
+                    (S::Float::load(out) + S::Float::splat(*from.add(v * groups / ACROSS))).store(out);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn integer<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
+        let format = TileFormat::new(summand.matrix.header());
+        let input = &summand.input;
+        let small = self.precision == Precision::A8;
+        let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
+        // SAFETY: tiles, integers and rows stay inside their buffers by the loops' bounds.
+        unsafe {
+            for block in 0..(input.tiles * TILE).div_ceil(BLOCK) {
+                let width = input.block_width(block);
+                let mut factors = [0f32; GROUPS_MAX];
+                S::call(PrepareFolds {
+                    summand,
+                    format,
+                    tile: self.tile,
+                    block,
+                    small,
+                    buffers,
+                    factors: &mut factors,
+                });
+                for t in 0..width / TILE {
+                    let tile = tile_of(summand.matrix, block * BLOCK_TILES + t, self.tile);
+                    S::call(UnpackInputGrad { format, tile, small, out: buffers.panel.add(t * panel_tile) });
+                }
+                if small {
+                    S::call(ColumnSums { wide: format.wide, width, buffers });
+                }
+                let mut row = 0;
+                while row < self.rows {
+                    let height = ROWS.min(self.rows - row);
+                    let first_row = self.first_row + row;
+                    let integers = input.integers.add(input.place(block, first_row));
+                    S::call(Fold { groups: format.groups, height, width, small, integers, buffers });
+                    let dots = Dots {
+                        groups: format.groups,
+                        width,
+                        folded: buffers.folded,
+                        panel: buffers.panel,
+                        column_sums: buffers.column_sums,
+                        scales: input.scales.add(block * input.rows + first_row),
+                        factors: factors.as_ptr(),
+                        first_vector: 0,
+                        out: buffers.block.add(row * TILE),
+                    };
+                    match (small, format.wide) {
+                        (false, _) => dots.all::<S, false, false>(height),
+                        (true, false) => dots.all::<S, true, false>(height),
+                        (true, true) => dots.all::<S, true, true>(height),
+                    }
+                    row += height;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn exact<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
+        let format = TileFormat::new(summand.matrix.header());
+        let n = format.header.n_out;
+        // SAFETY: as above; a panel takes no more columns than dY has.
+        unsafe {
+            for t in 0..n.div_ceil(TILE) {
+                let tile = tile_of(summand.matrix, t, self.tile);
+                unpack::scales::<S>(&format, tile, false, buffers.scales);
+                let (scales, out) = (buffers.scales, buffers.panel.cast());
+                S::call(UnpackExact { format, tile, scales, out, transposed: true });
+                FloatDots {
+                    depth: TILE.min(n - t * TILE),
+                    x: summand.dy.add(self.first_row * n + t * TILE),
+                    x_stride: n,
+                    panel: out,
+                    out: buffers.block,
+                }
+                .all::<S>(self.rows);
+            }
+        }
+    }
+
+    /// Copies or adds the valid columns of the block to dX.
+    #[inline(always)]
+    unsafe fn copy_out<S: IntegerSimd>(&self, k: usize, block: *const f32) {
+        let column = self.tile * TILE;
+        // Groups are multiples of 16, so the width is a whole number of vectors.
+        let width = TILE.min(k - column);
+        // SAFETY: only rows and columns of dX are touched.
+        unsafe {
+            for row in 0..self.rows {
+                let to = self.dx.add((self.first_row + row) * k + column);
+                for at in (0..width).step_by(LANES) {
+                    let mut value = S::Float::load(block.add(row * TILE + at));
+                    if self.accumulate {
+                        value = S::Float::load(to.add(at)) + value;
+                    }
+                    value.store(to.add(at));
+                }
+            }
+        }
+    }
+}
+
+/// Start of the tile at (row of tiles, column of tiles).
+#[inline(always)]
+unsafe fn tile_of(matrix: &PackedMatrix, row_tile: usize, column_tile: usize) -> *const u8 {
+    let header = matrix.header();
+    // SAFETY: the caller names a tile of the matrix.
+    unsafe { matrix.tiles().as_ptr().add((row_tile * header.column_tiles() + column_tile) * header.tile_bytes()) }
+}
+
+/// The folded scales of one block and tile: `folds` [group][128] and, per group, the factor of the dot products.
+struct PrepareFolds<'a> {
+    summand: &'a Summand<'a>,
+    format: TileFormat,
+    tile: usize,
+    block: usize,
+    small: bool,
+    buffers: &'a Buffers,
+    factors: &'a mut [f32; GROUPS_MAX],
+}
+
+impl IntegerKernel for PrepareFolds<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let width = self.summand.input.block_width(self.block);
+        let inverse_maxima = self.summand.matrix.row_maxima_inverse()[self.block * BLOCK..].as_ptr();
+        let fold_max = if self.small { FOLD_A8 } else { FOLD_A16 };
+        let header = &self.format.header;
+        let value_bytes = header.scale_type.bytes();
+        // SAFETY: scales follow the codes of each tile; width is at most 128.
+        unsafe {
+            for group in 0..self.format.groups {
+                let mut ratios = [S::Float::zero(); BLOCK / LANES];
+                let mut largest = S::zero();
+                for (v, ratio) in ratios.iter_mut().enumerate().take(width / LANES) {
+                    let tile = tile_of(self.summand.matrix, self.block * BLOCK_TILES + v / ACROSS, self.tile);
+                    let place = (group * 2 * TILE + v % ACROSS * LANES) * value_bytes;
+                    let scale = S::load_scales(header.scale_type, tile.add(header.code_bytes() + place));
+                    *ratio = scale * S::Float::load(inverse_maxima.add(v * LANES));
+                    largest = largest.max_magnitude(*ratio);
+                }
+                let largest = f32::from_bits(largest.reduce_max_u32());
+                let (fold, factor) =
+                    if largest > 0.0 { (fold_max / largest, largest * (32768.0 / fold_max)) } else { (0.0, 0.0) };
+                self.factors[group] = factor;
+                for (v, ratio) in ratios.iter().enumerate().take(width / LANES) {
+                    let to = self.buffers.folds.add(group * BLOCK + v * LANES);
+                    S::from_float(*ratio * S::Float::splat(fold)).store_as_i16(to.cast());
+                }
+            }
+        }
+    }
+}
+
+struct UnpackInputGrad {
+    format: TileFormat,
+    tile: *const u8,
+    small: bool,
+    out: *mut u8,
+}
+impl IntegerKernel for UnpackInputGrad {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            if self.small {
+                unpack::input_grad_i8::<S>(&self.format, self.tile, self.out);
+            } else {
+                unpack::input_grad_i16::<S>(&self.format, self.tile, self.out);
+            }
+        }
+    }
+}
+
+/// -128 times the sum of every panel column: folded bytes are raised by 128 to be unsigned.
+struct ColumnSums<'a> {
+    wide: bool,
+    width: usize,
+    buffers: &'a Buffers,
+}
+impl IntegerKernel for ColumnSums<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let ones = S::splat_i8(1);
+        // SAFETY: the panel has width / 4 rows.
+        unsafe {
+            for v in 0..ACROSS {
+                let mut sum = S::zero();
+                for step in 0..self.width / 4 {
+                    let codes = S::load(self.buffers.panel.add(step * PANEL_ROW + v * VECTOR));
+                    // One times any code fits 16 bits, so wide codes need no care here.
+                    sum = sum.dot_u8::<false>(ones, codes);
+                }
+                let mut values = [0i32; LANES];
+                sum.store(values.as_mut_ptr().cast());
+                for (i, value) in values.iter().enumerate() {
+                    *self.buffers.column_sums.add(v * LANES + i) = value.wrapping_mul(-128);
+                }
+            }
+            let _ = self.wide;
+        }
+    }
+}
+
+/// Folds the scales of every group into the integers of one row tile.
+struct Fold<'a> {
+    groups: usize,
+    height: usize,
+    width: usize,
+    small: bool,
+    integers: *const i16,
+    buffers: &'a Buffers,
+}
+impl IntegerKernel for Fold<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        const I16_LANES: usize = 32;
+        let raise = S::splat_i8(-128);
+        // SAFETY: width is 64 or 128, a multiple of two vectors.
+        unsafe {
+            for group in 0..self.groups {
+                let folds = self.buffers.folds.add(group * BLOCK);
+                for at in (0..self.width).step_by(2 * I16_LANES) {
+                    let first = S::load(folds.add(at).cast());
+                    let second = S::load(folds.add(at + I16_LANES).cast());
+                    for row in 0..self.height {
+                        let from = self.integers.add(row * self.width + at);
+                        let a = S::load(from.cast()).multiply_round_i16(first);
+                        let b = S::load(from.add(I16_LANES).cast()).multiply_round_i16(second);
+                        let place = (group * ROWS + row) * BLOCK + at;
+                        if self.small {
+                            a.pack_i8(b).xor(raise).store(self.buffers.folded.add(place));
+                        } else {
+                            a.store(self.buffers.folded.add(2 * place));
+                            b.store(self.buffers.folded.add(2 * place + VECTOR));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One folded row tile through one panel.
+#[derive(Clone, Copy)]
+struct Dots {
+    groups: usize,
+    width: usize,
+    folded: *const u8,
+    panel: *const u8,
+    column_sums: *const i32,
+    /// [row]
+    scales: *const f32,
+    /// [group]
+    factors: *const f32,
+    /// Which of the four column vectors the first is.
+    first_vector: usize,
+    /// [rows, 64] (add)
+    out: *mut f32,
+}
+
+impl Dots {
+    /// As one register tile where there are many registers, else three rows of one vector at a time.
+    #[inline(always)]
+    unsafe fn all<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(self, height: usize) {
+        // SAFETY: passed on; parts are inside the whole.
+        unsafe {
+            if S::Float::MANY_REGISTERS {
+                match self.groups {
+                    1 => self.rows_of::<S, SMALL, WIDE, 1>(height),
+                    2 => self.rows_of::<S, SMALL, WIDE, 2>(height),
+                    _ => self.rows_of::<S, SMALL, WIDE, 4>(height),
+                }
+                return;
+            }
+            let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
+            let mut row = 0;
+            while row < height {
+                let rows = (height - row).min(3);
+                for v in 0..ACROSS {
+                    let group = v * self.groups / ACROSS;
+                    let part = Dots {
+                        folded: self.folded.add((group * ROWS + row) * row_bytes),
+                        panel: self.panel.add(v * VECTOR),
+                        column_sums: self.column_sums.add(v * LANES),
+                        scales: self.scales.add(row),
+                        factors: self.factors.add(group),
+                        first_vector: v,
+                        out: self.out.add(row * TILE + v * LANES),
+                        ..self
+                    };
+                    match rows {
+                        3 => S::call(DotTile::<3, 1, 1, SMALL, WIDE>(part)),
+                        2 => S::call(DotTile::<2, 1, 1, SMALL, WIDE>(part)),
+                        _ => S::call(DotTile::<1, 1, 1, SMALL, WIDE>(part)),
+                    }
+                }
+                row += rows;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn rows_of<S: IntegerSimd, const SMALL: bool, const WIDE: bool, const G: usize>(self, height: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match height {
+                6 => S::call(DotTile::<6, 4, G, SMALL, WIDE>(self)),
+                5 => S::call(DotTile::<5, 4, G, SMALL, WIDE>(self)),
+                4 => S::call(DotTile::<4, 4, G, SMALL, WIDE>(self)),
+                3 => S::call(DotTile::<3, 4, G, SMALL, WIDE>(self)),
+                2 => S::call(DotTile::<2, 4, G, SMALL, WIDE>(self)),
+                _ => S::call(DotTile::<1, 4, G, SMALL, WIDE>(self)),
+            }
+        }
+    }
+}
+
+/// `MR` rows and `NV` vectors of columns in registers; `G` groups share the vectors evenly.
+struct DotTile<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const WIDE: bool>(Dots);
+
+impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const WIDE: bool> IntegerKernel
+    for DotTile<MR, NV, G, SMALL, WIDE>
+{
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let d = self.0;
+        let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
+        let steps = if SMALL { d.width / 4 } else { d.width / 2 };
+        let mut sums = [[S::zero(); NV]; MR];
+        // SAFETY: the panel and the folded rows have `steps` parts of four bytes.
+        unsafe {
+            if SMALL {
+                for v in 0..NV {
+                    let start = S::load(d.column_sums.add(v * LANES).cast());
+                    for sums in &mut sums {
+                        sums[v] = start;
+                    }
+                }
+            }
+            for step in 0..steps {
+                let mut codes = [S::zero(); NV];
+                for (v, codes) in codes.iter_mut().enumerate() {
+                    *codes = S::load(d.panel.add(step * PANEL_ROW + v * VECTOR));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    for g in 0..G {
+                        let from = d.folded.add((g * ROWS + r) * row_bytes + step * 4);
+                        let z = S::splat_i32(from.cast::<i32>().read_unaligned());
+                        for v in g * NV / G..(g + 1) * NV / G {
+                            sums[v] =
+                                if SMALL { sums[v].dot_u8::<WIDE>(z, codes[v]) } else { sums[v].dot_i16(codes[v], z) };
+                        }
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(v * G / NV));
+                    let out = d.out.add(r * TILE + v * LANES);
+                    sum.to_float().mul_add(factor, S::Float::load(out)).store(out);
+                }
+            }
+        }
+    }
+}
+
+/// Offsets of the weights, `bias + centre·scale`, to `out` [tiles of k · groups][tiles of n · 64] for one row of tiles.
+pub(super) struct GatherOffsets<'a> {
+    pub matrix: &'a PackedMatrix,
+    pub row_tile: usize,
+    pub out: *mut f32,
+}
+impl IntegerKernel for GatherOffsets<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let format = TileFormat::new(self.matrix.header());
+        let header = &format.header;
+        let columns = header.row_tiles() * TILE;
+        let step = LANES * header.scale_type.bytes();
+        let centre = S::Float::splat(header.centre());
+        // SAFETY: scales follow the codes of each tile; `out` has a row for each group.
+        unsafe {
+            for tile in 0..header.column_tiles() {
+                let from = tile_of(self.matrix, self.row_tile, tile).add(header.code_bytes());
+                for group in 0..format.groups {
+                    let to = self.out.add((tile * format.groups + group) * columns + self.row_tile * TILE);
+                    for v in 0..ACROSS {
+                        let scale = S::load_scales(header.scale_type, from.add((group * 8 + v) * step));
+                        let bias = S::load_scales(header.scale_type, from.add((group * 8 + 4 + v) * step));
+                        scale.mul_add(centre, bias).store(to.add(v * LANES));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `out[row, g] = Σ_n dY[row, n]·offset[g, n]` for one row tile.
+pub(super) struct OffsetSums {
+    pub dy: *const f32,
+    pub n: usize,
+    /// [groups][padded_n]
+    pub offsets: *const f32,
+    pub padded_n: usize,
+    pub groups: usize,
+    pub first_row: usize,
+    pub height: usize,
+    /// [rows][groups]
+    pub out: *mut f32,
+}
+
+impl IntegerKernel for OffsetSums {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        // SAFETY: passed on; rows and groups stay inside.
+        unsafe {
+            if S::Float::MANY_REGISTERS {
+                self.tiles::<S, 6, 4>();
+            } else {
+                self.tiles::<S, 2, 2>();
+            }
+        }
+    }
+}
+
+impl OffsetSums {
+    #[inline(always)]
+    unsafe fn tiles<S: IntegerSimd, const MR: usize, const NG: usize>(&self) {
+        // SAFETY: passed on.
+        unsafe {
+            let mut row = 0;
+            while row < self.height {
+                let mut group = 0;
+                let whole_rows = row + MR <= self.height;
+                while whole_rows && group + NG <= self.groups {
+                    self.tile::<S, MR, NG>(row, group);
+                    group += NG;
+                }
+                let rows = if whole_rows { MR } else { 1 };
+                for group in group..self.groups {
+                    for row in row..row + rows {
+                        self.tile::<S, 1, 1>(row, group);
+                    }
+                }
+                row += rows;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, row: usize, group: usize) {
+        let mut sums = [[S::Float::zero(); NG]; MR];
+        // SAFETY: rows of dY and of the offsets; the partial load stays inside the row.
+        unsafe {
+            let dy = self.dy.add((self.first_row + row) * self.n);
+            let offsets = self.offsets.add(group * self.padded_n);
+            let mut at = 0;
+            while at + LANES <= self.n {
+                let mut parts = [S::Float::zero(); NG];
+                for (g, part) in parts.iter_mut().enumerate() {
+                    *part = S::Float::load(offsets.add(g * self.padded_n + at));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let dy = S::Float::load(dy.add(r * self.n + at));
+                    for (sum, part) in sums.iter_mut().zip(&parts) {
+                        *sum = dy.mul_add(*part, *sum);
+                    }
+                }
+                at += LANES;
+            }
+            if at < self.n {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let dy = S::Float::load_partial(dy.add(r * self.n + at), self.n - at);
+                    for (g, sum) in sums.iter_mut().enumerate() {
+                        *sum = dy.mul_add(S::Float::load(offsets.add(g * self.padded_n + at)), *sum);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (g, sum) in sums.iter().enumerate() {
+                    *self.out.add((self.first_row + row + r) * self.groups + group + g) = sum.reduce_add();
+                }
+            }
+        }
+    }
+}
