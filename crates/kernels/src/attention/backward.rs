@@ -7,12 +7,12 @@
 //! fixed order. Scores are computed once, nothing is stored for all pairs, and threads never change a sum.
 
 use super::AttentionShape;
-use super::tile::{Rows, TILE_KEYS, add_rows, pack_rows};
+use super::tile::{Rows, TILE_KEYS};
 use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
-use crate::simd::{self, Kernel, LANES, Simd, exp, transpose_into};
+use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp, pack_rows, transpose_into};
 
 /// Rows of a pair at least (if there are so many): their scores stay in the second-level cache.
 const BLOCK_ROWS: usize = 128;

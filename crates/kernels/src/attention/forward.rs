@@ -1,12 +1,12 @@
 //! The forward direction: one task for each key/value head and block of queries.
 
 use super::AttentionShape;
-use super::tile::{Rows, TILE_KEYS, pack_rows};
+use super::tile::{Rows, TILE_KEYS};
 use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
-use crate::simd::{self, Kernel, LANES, Simd, exp, transpose_into};
+use crate::simd::{self, Kernel, LANES, Simd, exp, pack_rows, transpose_into};
 
 /// Rows of a task at least (if there are so many): packing a tile of keys and values costs about as much as
 /// multiplying ten rows with it.

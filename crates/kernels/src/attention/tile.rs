@@ -1,10 +1,8 @@
-//! What both directions share: which keys a row sees, and the packing of tiles.
+//! What both directions share: which keys a row sees.
 //!
 //! A *row* is one query head at one query position. A task works on the rows of all heads that share a key/value
 //! head: row `r` of a block of queries is head `r % group` of query `r / group`, so neighbouring rows see nearly
 //! the same keys and the packed keys serve `group` heads.
-
-use crate::simd::{LANES, Simd};
 
 /// Keys in a tile. Part of the numerical contract: it fixes where the running maximum is renewed.
 pub(super) const TILE_KEYS: usize = 64;
@@ -42,56 +40,5 @@ impl Rows<'_> {
         let first = self.first_key(rows.start).saturating_sub(start);
         let end = self.end_key(rows.end - 1).saturating_sub(start).min(TILE_KEYS);
         first..end
-    }
-}
-
-/// Copies `rows` rows of `columns` floats, times `factor`, to rows `to_row` apart; zeros up to a multiple of 16.
-///
-/// # Safety
-/// `from` holds the rows at stride `from_row`; `to` holds rows of `columns` rounded up to 16.
-#[inline(always)]
-pub(super) unsafe fn pack_rows<S: Simd>(
-    from: *const f32,
-    from_row: usize,
-    rows: usize,
-    columns: usize,
-    factor: f32,
-    to: *mut f32,
-    to_row: usize,
-) {
-    let factor = S::splat(factor);
-    for row in 0..rows {
-        for i in (0..columns).step_by(LANES) {
-            // SAFETY: inside the rows that the caller promises.
-            unsafe {
-                (S::load_up_to(from.add(row * from_row + i), columns - i) * factor).store(to.add(row * to_row + i))
-            }
-        }
-    }
-}
-
-/// `to += from * factor` for `rows` rows of `columns` floats.
-///
-/// # Safety
-/// `to` holds the rows at stride `to_row`, `from` rows of `columns` rounded up to 16 at stride `from_row`.
-#[inline(always)]
-pub(super) unsafe fn add_rows<S: Simd>(
-    from: *const f32,
-    from_row: usize,
-    rows: usize,
-    columns: usize,
-    factor: f32,
-    to: *mut f32,
-    to_row: usize,
-) {
-    let factor = S::splat(factor);
-    for row in 0..rows {
-        for i in (0..columns).step_by(LANES) {
-            // SAFETY: inside the rows that the caller promises.
-            unsafe {
-                let (to, rest) = (to.add(row * to_row + i), columns - i);
-                S::load(from.add(row * from_row + i)).mul_add(factor, S::load_up_to(to, rest)).store_up_to(to, rest);
-            }
-        }
     }
 }

@@ -1,7 +1,11 @@
 //! The low-rank adapter of a frozen product (Hu et al., "LoRA"): `y += scale * (drop(x) a^T) b^T`.
 
 mod dropout;
+#[cfg(test)]
 mod reference;
+mod run;
+#[cfg(test)]
+mod tests;
 
 use crate::arena::Tensor;
 use crate::ops::{Ops, Work};
@@ -35,18 +39,11 @@ impl Ops {
         let macs = check(x, a, b, dropout, hidden, ("y", y));
         assert_apart(("hidden", hidden), &[("x", x), ("a", a), ("b", b)]);
         assert_apart(("y", y), &[("x", x), ("a", a), ("b", b), ("hidden", hidden)]);
-        if !self.begin(Work::Adapter, macs, 0) {
-            return;
+        let adapter = run::Adapter { x, a, b, scale, dropout, hidden };
+        let scratch = run::scratch_bytes(&adapter, self.options.threads);
+        if self.begin(Work::Adapter, macs, scratch) && !x.is_empty() {
+            run::forward(self, &adapter, y);
         }
-        let s = reference::Sizes { tokens: x.rows(), k: x.columns(), n: y.columns(), rank: a.rows() };
-        let mut mask = vec![1f32; x.len()];
-        dropout::apply(&dropout, 0, &vec![1.0; x.len()], &mut mask);
-        let mask: Vec<f64> = mask.iter().map(|x| f64::from(*x)).collect();
-        let [x, a, b] = [x, a, b].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-        let (h, add) = reference::forward(&s, &x, &a, &b, f64::from(scale), &mask);
-        self.write(hidden, &h.iter().map(|x| *x as f32).collect::<Vec<_>>());
-        let sum: Vec<f32> = self.read(y).iter().zip(add).map(|(y, add)| y + add as f32).collect();
-        self.write(y, &sum);
     }
 
     /// Gradients of the adapter and of its input, all added to: da [r, K], db [N, r], dx [T, K] (if wanted), from
@@ -80,20 +77,10 @@ impl Ops {
         } else {
             macs -= (x.len() * a.rows()) as u64;
         }
-        if !self.begin(Work::Adapter, macs, 0) {
-            return;
-        }
-        let s = reference::Sizes { tokens: x.rows(), k: x.columns(), n: dy.columns(), rank: a.rows() };
-        let mut mask = vec![1f32; x.len()];
-        dropout::apply(&dropout, 0, &vec![1.0; x.len()], &mut mask);
-        let mask: Vec<f64> = mask.iter().map(|x| f64::from(*x)).collect();
-        let [x, a, b, dy] = [x, a, b, dy].map(|t| self.read(t).iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-        let (ga, gb, gx) = reference::backward(&s, &x, &a, &b, f64::from(scale), &mask, &dy);
-        for (to, add) in [(Some(da), ga), (Some(db), gb), (dx, gx)] {
-            if let Some(to) = to {
-                let sum: Vec<f32> = self.read(to).iter().zip(add).map(|(y, add)| y + add as f32).collect();
-                self.write(to, &sum);
-            }
+        let adapter = run::Adapter { x, a, b, scale, dropout, hidden };
+        let scratch = run::scratch_bytes(&adapter, self.options.threads);
+        if self.begin(Work::Adapter, macs, scratch) && !x.is_empty() {
+            run::backward(self, &adapter, dy, da, db, dx);
         }
     }
 }

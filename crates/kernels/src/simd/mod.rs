@@ -13,6 +13,7 @@ pub(crate) mod integer;
 mod integer_portable;
 pub(crate) mod portable;
 pub(crate) mod product;
+mod rows;
 mod transpose;
 
 #[cfg(target_arch = "x86_64")]
@@ -31,6 +32,7 @@ use crate::isa::{Isa, Kind};
 use std::ops::{Add, Div, Mul, Sub};
 
 pub(crate) use exp::exp;
+pub(crate) use rows::{add_rows, pack_rows};
 pub(crate) use transpose::transpose_into;
 
 /// Lanes of every vector.

@@ -1,0 +1,156 @@
+//! Rates of the float ops on one thread: `cargo run --release -p selftune-kernels --example op_rates [filter]`.
+//! Each line says what was computed, how fast (median and fastest run), and the peak it is measured against.
+//! Answers are checked by the tests, not here.
+
+use kernels::{ArenaPlan, AttentionShape, Dropout, Isa, Ops, OpsOptions, Precision, Tensor};
+use std::time::Instant;
+
+const RUNS: usize = 9;
+
+fn options() -> OpsOptions {
+    OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::A16 }
+}
+
+/// Runs `op` on tensors of these shapes and prints what `work` (multiply-adds or bytes, in 10^9) it did in a second.
+fn measure(name: &str, unit: &str, shapes: &[(usize, usize)], work: f64, op: impl Fn(&mut Ops, &[Tensor])) {
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    if !name.contains(&filter) {
+        return;
+    }
+    let mut plan = ArenaPlan::new();
+    let tensors: Vec<Tensor> = shapes.iter().map(|(rows, columns)| plan.tensor(*rows, *columns)).collect();
+    let mut planner = Ops::planner(options());
+    op(&mut planner, &tensors);
+    let mut ops = Ops::new(options(), &plan, planner.counters().scratch_bytes);
+    let mut state = 1u32;
+    for tensor in &tensors {
+        let values: Vec<f32> = (0..tensor.len())
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / 8_388_608.0 - 1.0
+            })
+            .collect();
+        ops.write(*tensor, &values);
+    }
+    op(&mut ops, &tensors);
+    let mut seconds: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let start = Instant::now();
+            op(&mut ops, &tensors);
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    let rate = |seconds: f64| work / seconds / 1e9;
+    println!(
+        "{name:44} {:7.1} {:7.1} {unit}  {:9.3} ms",
+        rate(seconds[RUNS / 2]),
+        rate(seconds[0]),
+        1e3 * seconds[RUNS / 2]
+    );
+}
+
+fn attention(tokens: usize, heads: usize, kv_heads: usize, head_dim: usize) {
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
+    let positions: Vec<u32> = (0..tokens as u32).collect();
+    let pairs = (tokens * (tokens + 1) / 2 * heads * head_dim) as f64;
+    let (q, k) = ((tokens, heads * head_dim), (tokens, kv_heads * head_dim));
+    let name = format!("attention T {tokens} H {heads}/{kv_heads} d {head_dim}");
+    measure(&format!("{name} forward"), "GMAC/s", &[q, k, k, q, (tokens, heads)], 2.0 * pairs, |ops, t| {
+        ops.attention_forward(&shape, &positions, t[0], t[1], t[2], t[3], t[4]);
+    });
+    let shapes = [q, k, k, q, (tokens, heads), q, q, k, k];
+    measure(&format!("{name} backward"), "GMAC/s", &shapes, 5.0 * pairs, |ops, t| {
+        ops.attention_backward(
+            &shape,
+            &positions,
+            t[0],
+            t[1],
+            t[2],
+            t[3],
+            t[4],
+            t[5],
+            Some(t[6]),
+            Some(t[7]),
+            Some(t[8]),
+        );
+    });
+    let last = [tokens as u32 - 1];
+    let bytes = (2 * tokens * kv_heads * head_dim * 4) as f64;
+    let one = (1, heads * head_dim);
+    measure(&format!("{name} one query"), "GB/s  ", &[one, k, k, one, (1, heads)], bytes, |ops, t| {
+        ops.attention_forward(&shape, &last, t[0], t[1], t[2], t[3], t[4]);
+    });
+}
+
+fn lora(tokens: usize, k: usize, n: usize, rank: usize, rate: f32) {
+    let dropout = Dropout { rate, seed: 7 };
+    let name = format!("lora T {tokens} K {k} N {n} r {rank} dropout {rate}");
+    let macs = (tokens * rank * (k + n)) as f64;
+    let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n)];
+    measure(&format!("{name} forward"), "GMAC/s", &shapes, macs, |ops, t| {
+        ops.lora_forward(t[0], t[1], t[2], 1e-3, dropout, t[3], t[4]);
+    });
+    let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n), (rank, k), (n, rank), (tokens, k)];
+    measure(&format!("{name} backward"), "GMAC/s", &shapes, 2.0 * macs, |ops, t| {
+        ops.lora_backward(t[0], t[1], t[2], 1e-3, dropout, t[3], t[4], t[5], t[6], Some(t[7]));
+    });
+}
+
+fn main() {
+    println!("instruction set {}; median, fastest, median time", Isa::best().name());
+    attention(256, 9, 3, 64);
+    attention(1024, 9, 3, 64);
+    attention(256, 16, 4, 128);
+    attention(1024, 16, 4, 128);
+    attention(512, 8, 8, 64);
+    attention(512, 4, 1, 256);
+    for rank in [8, 16, 32, 64] {
+        lora(512, 576, 576, rank, 0.0);
+        lora(512, 2048, 2048, rank, 0.0);
+    }
+    lora(512, 2048, 2048, 8, 0.05);
+    lora(512, 2048, 11008, 8, 0.0);
+    lora(1, 2048, 2048, 8, 0.0);
+    let wide = (512, 2048);
+    let bytes = |tensors: usize| (tensors * wide.0 * wide.1 * 4) as f64;
+    let weight = kernels::FloatVector::from_slice(&vec![1.0; wide.1]);
+    measure("rms_norm forward 512 x 2048", "GB/s  ", &[wide; 2], bytes(2), |ops, t| {
+        ops.rms_norm_forward(t[0], &weight, 1e-5, t[1]);
+    });
+    measure("rms_norm backward 512 x 2048", "GB/s  ", &[wide; 3], bytes(3), |ops, t| {
+        ops.rms_norm_backward(t[0], &weight, 1e-5, t[1], t[2], false);
+    });
+    for activation in [kernels::Activation::Silu, kernels::Activation::GeluTanh] {
+        measure(&format!("gate {activation:?} forward 512 x 2048"), "GB/s  ", &[wide; 3], bytes(3), |ops, t| {
+            ops.gate_forward(activation, t[0], t[1], t[2]);
+        });
+        measure(&format!("gate {activation:?} backward 512 x 2048"), "GB/s  ", &[wide; 5], bytes(5), |ops, t| {
+            ops.gate_backward(activation, t[0], t[1], t[2], t[3], t[4]);
+        });
+    }
+    measure("add 512 x 2048", "GB/s  ", &[wide; 2], bytes(3), |ops, t| ops.add(t[0], t[1]));
+    measure("copy 512 x 2048", "GB/s  ", &[wide; 2], bytes(2), |ops, t| ops.copy(t[0], t[1]));
+    let inverse: Vec<f32> = (0..64).map(|i| 1e4f32.powf(-(i as f32) / 64.0)).collect();
+    let (table, positions) = (kernels::RopeTable::new(&inverse, 512, 1.0), (0..512).collect::<Vec<u32>>());
+    measure("rope 512 x 2048", "GB/s  ", &[wide], bytes(2), |ops, t| ops.rope_forward(t[0], &table, &positions));
+    let parameters = kernels::AdamWParameters {
+        learning_rate: 1e-4,
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        step: 3,
+        gradient_factor: 1.0,
+    };
+    measure("adamw 512 x 2048", "GB/s  ", &[wide; 4], bytes(7), |ops, t| {
+        ops.scale(t[3], 0.0);
+        ops.adamw(t[0], t[1], t[2], t[3], &parameters);
+    });
+    measure("sum_of_squares 512 x 2048", "GB/s  ", &[wide], bytes(1), |ops, t| {
+        ops.sum_of_squares(t[0]);
+    });
+    measure("is_finite 512 x 2048", "GB/s  ", &[wide], bytes(1), |ops, t| {
+        ops.is_finite(t[0]);
+    });
+}
