@@ -72,6 +72,15 @@ impl Outcome {
             Outcome::NotSeparable => "not_separable",
         }
     }
+
+    /// The answer to the comparison's question, for people.
+    pub fn answer(self) -> &'static str {
+        match self {
+            Outcome::Better => "yes",
+            Outcome::Worse => "no",
+            Outcome::NotSeparable => "cannot tell",
+        }
+    }
 }
 
 /// `of - minus` in one metric, over the same queries.
@@ -80,6 +89,9 @@ pub struct Difference {
     pub comparison: &'static Comparison,
     pub metric: &'static Metric,
     pub estimate: Estimate,
+    /// The two arms' own values, over the queries that were compared.
+    pub of_value: f64,
+    pub minus_value: f64,
     pub outcome: Outcome,
     pub queries: usize,
 }
@@ -240,22 +252,22 @@ fn difference(
 ) -> Option<Difference> {
     let rows_of = |name| arms.iter().find(|result| result.arm.name == name).map(|result| &result.rows);
     let (of, minus) = (rows_of(comparison.of)?, rows_of(comparison.minus)?);
-    let (value, interval, queries) = match metric.measure {
+    let (of_value, minus_value, interval, queries) = match metric.measure {
         Measure::Query(score) => {
             let (left, right): (Vec<Score>, Vec<Score>) =
                 of.iter().zip(minus).filter_map(|(of, minus)| Some((score(of)?, score(minus)?))).unzip();
-            let value = weighted_mean(&left)? - weighted_mean(&right)?;
-            (value, bootstrap.difference_interval(&left, &right), left.len())
+            let interval = bootstrap.difference_interval(&left, &right);
+            (weighted_mean(&left)?, weighted_mean(&right)?, interval, left.len())
         }
         Measure::Set(score) => {
             let (left, right) = (pairs(of)?, pairs(minus)?);
-            let value = score(&left)?.value - score(&right)?.value;
             let interval = bootstrap.interval(left.len(), |drawn| {
                 Some(draw(&left, drawn, score)?.value - draw(&right, drawn, score)?.value)
             });
-            (value, interval, left.len())
+            (score(&left)?.value, score(&right)?.value, interval, left.len())
         }
     };
+    let value = of_value - minus_value;
     let outcome = match interval {
         Some(interval) if interval.excludes_zero() => {
             if (value > 0.0) == (metric.better == Better::Higher) {
@@ -266,7 +278,8 @@ fn difference(
         }
         _ => Outcome::NotSeparable,
     };
-    Some(Difference { comparison, metric, estimate: Estimate { value, interval }, outcome, queries })
+    let estimate = Estimate { value, interval };
+    Some(Difference { comparison, metric, estimate, of_value, minus_value, outcome, queries })
 }
 
 /// `None` unless every row has a prediction.

@@ -16,7 +16,8 @@ pub fn arms_table(evaluation: &Evaluation, columns_max: usize) -> Vec<String> {
 
 /// The paired differences in the metrics given by name, one a line.
 pub fn differences_table(evaluation: &Evaluation, metrics: &[&str]) -> Vec<String> {
-    let mut cells = vec![["Question", "Difference", "Metric", "Value", "95 % interval", ""].map(String::from).to_vec()];
+    let mut cells =
+        vec![["Question", "Difference", "Metric", "Value", "95 % interval", "Answer"].map(String::from).to_vec()];
     let chosen = |difference: &&Difference| metrics.contains(&difference.metric.name);
     cells.extend(evaluation.differences.iter().filter(chosen).map(|difference| {
         let Estimate { value, interval } = difference.estimate;
@@ -28,7 +29,7 @@ pub fn differences_table(evaluation: &Evaluation, metrics: &[&str]) -> Vec<Strin
             format!("{value:+.digits$}"),
             interval
                 .map_or("-".into(), |interval| format!("{:+.digits$} to {:+.digits$}", interval.low, interval.high)),
-            difference.outcome.name().replace('_', " "),
+            difference.outcome.answer().to_string(),
         ]
     }));
     align(&cells)

@@ -91,43 +91,41 @@ pub fn judge(evaluation: &Evaluation) -> Option<Verdict> {
 }
 
 fn decide(against_base: &Difference) -> (Decision, &'static str, String) {
-    let sentence = finding(against_base).sentence;
+    let queries = count(against_base.queries, "held-out record", "held-out records");
+    let numbers = format!("Over {queries}: {}", numbers(against_base));
     if against_base.queries < QUERIES_MIN {
-        let reason = format!(
-            "Only {} held-out records could be asked about; at least {QUERIES_MIN} are needed to tell. {sentence}",
-            against_base.queries
-        );
+        let reason = format!("At least {QUERIES_MIN} held-out records are needed to tell. {numbers}");
         return (Decision::NotKept, "Not kept: too few held-out records to tell", reason);
     }
     match against_base.outcome {
-        Outcome::Better => (Decision::Kept, "Kept: the adapter knows the person better than the base model", sentence),
-        Outcome::Worse => (Decision::NotKept, "Not kept: the adapter is worse than the base model", sentence),
-        Outcome::NotSeparable => (Decision::NotKept, "Not kept: no gain over the base model can be shown", sentence),
+        Outcome::Better => (Decision::Kept, "Kept: the adapter knows the person better than the base model", numbers),
+        Outcome::Worse => (Decision::NotKept, "Not kept: the adapter is worse than the base model", numbers),
+        Outcome::NotSeparable => (Decision::NotKept, "Not kept: no gain over the base model can be shown", numbers),
     }
 }
 
 fn finding(difference: &Difference) -> Finding {
-    let label = |name| Arm::by_name(name).map_or(name, |arm| arm.label);
-    let (of, minus) = (label(difference.comparison.of), label(difference.comparison.minus));
-    let value = difference.estimate.value;
-    let size = match difference.estimate.interval {
-        Some(interval) => {
-            format!("{value:+.3} nats, 95 % interval {:+.3} to {:+.3}", interval.low, interval.high)
-        }
-        None => format!("{value:+.3} nats, no interval"),
-    };
-    let queries = count(difference.queries, "query", "queries");
-    let sentence = match difference.outcome {
-        Outcome::Better => format!("{of} has a lower loss per answer token than {minus} ({size}, {queries})."),
-        Outcome::Worse => format!("{of} has a higher loss per answer token than {minus} ({size}, {queries})."),
-        Outcome::NotSeparable => format!("{of} and {minus} cannot be told apart by their loss ({size}, {queries})."),
-    };
     Finding {
         comparison: difference.comparison.name,
         question: difference.comparison.question,
         outcome: difference.outcome,
-        sentence,
+        sentence: numbers(difference),
     }
+}
+
+fn numbers(difference: &Difference) -> String {
+    let label = |name| Arm::by_name(name).map_or(name, |arm| arm.label);
+    let Difference { comparison, of_value, minus_value, estimate, .. } = difference;
+    let interval = match estimate.interval {
+        Some(interval) => format!("95 % interval {:+.3} to {:+.3}", interval.low, interval.high),
+        None => "no interval".into(),
+    };
+    format!(
+        "{} {of_value:.3}, {} {minus_value:.3} nats per answer token, difference {:+.3} ({interval}).",
+        label(comparison.of),
+        label(comparison.minus),
+        estimate.value
+    )
 }
 
 fn cautions(evaluation: &Evaluation, against_base: &Difference) -> Vec<String> {

@@ -88,7 +88,7 @@ fn push_differences(text: &mut String, differences: &[Difference]) {
         return;
     }
     text.push_str("\n## Differences over the same queries\n\n");
-    push_row(text, &["Question", "Metric", "Difference", "95 % interval", "Outcome"].map(String::from));
+    push_row(text, &["Question", "Metric", "Difference", "95 % interval", "Answer"].map(String::from));
     push_rule(text, 5);
     for difference in differences {
         let digits = difference.metric.digits;
@@ -103,7 +103,7 @@ fn push_differences(text: &mut String, differences: &[Difference]) {
                 difference.metric.label.to_string(),
                 format!("{:+.digits$}", difference.estimate.value),
                 interval,
-                difference.outcome.name().replace('_', " "),
+                difference.outcome.answer().to_string(),
             ],
         );
     }

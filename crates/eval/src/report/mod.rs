@@ -3,16 +3,20 @@
 //! The page needs no script and no network, follows the reader's light or dark theme, and can be read on a phone.
 //! Everything that a model, a person or a file wrote is escaped: it is shown, never interpreted.
 
+mod charts;
 mod escape;
+mod html;
 mod json;
 mod markdown;
 mod samples;
+mod svg;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+pub use html::render_html;
 pub use json::render_json;
 pub use markdown::render_markdown;
 pub use samples::{Sample, samples};
@@ -21,6 +25,7 @@ use crate::error::EvalError;
 use crate::evaluation::Evaluation;
 use crate::verdict::Verdict;
 
+/// What a report shows. Every part may be missing: its section is then left out.
 #[derive(Clone, Debug, Default)]
 pub struct ReportInputs<'a> {
     /// Such as `author-08 on SmolLM2-135M-Instruct`.
@@ -40,6 +45,7 @@ pub struct ReportInputs<'a> {
     pub samples_max: usize,
 }
 
+/// A name and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     pub name: String,
@@ -52,6 +58,7 @@ impl Fact {
     }
 }
 
+/// One line of plan against measurement, with units in the text ("312 s", "1.21 GB").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cost {
     pub name: String,
@@ -59,6 +66,7 @@ pub struct Cost {
     pub measured: Option<String>,
 }
 
+/// What training recorded, as (optimizer step, value). Values that are not finite leave a gap in the curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingCurves {
     /// Loss per supervised token in nats, a point a step.
@@ -70,12 +78,15 @@ pub struct TrainingCurves {
     pub best_step: Option<u64>,
 }
 
+/// The files that [`write_report`] wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportFiles {
+    pub html: PathBuf,
     pub markdown: PathBuf,
     pub json: PathBuf,
 }
 
+/// Writes `report.html`, `report.md` and `report.json` into an existing folder. Each appears whole or not at all.
 pub fn write_report(folder: &Path, inputs: &ReportInputs) -> Result<ReportFiles, EvalError> {
     let json = format!("{:#}\n", render_json(inputs));
     let write = |name: &str, text: &str| {
@@ -83,7 +94,11 @@ pub fn write_report(folder: &Path, inputs: &ReportInputs) -> Result<ReportFiles,
         write_whole(folder, &path, text).map_err(|source| EvalError::Write { path: path.clone(), source })?;
         Ok(path)
     };
-    Ok(ReportFiles { markdown: write("report.md", &render_markdown(inputs))?, json: write("report.json", &json)? })
+    Ok(ReportFiles {
+        html: write("report.html", &render_html(inputs))?,
+        markdown: write("report.md", &render_markdown(inputs))?,
+        json: write("report.json", &json)?,
+    })
 }
 
 fn write_whole(folder: &Path, path: &Path, text: &str) -> std::io::Result<()> {
@@ -94,6 +109,7 @@ fn write_whole(folder: &Path, path: &Path, text: &str) -> std::io::Result<()> {
     Ok(())
 }
 
+/// A configuration as facts: nested keys joined by points, lists in one line.
 pub fn configuration_facts(configuration: &Value) -> Vec<Fact> {
     fn collect(prefix: &str, value: &Value, facts: &mut Vec<Fact>) {
         match value {

@@ -1,0 +1,7 @@
+//! Tests of the crate from outside, in one binary.
+
+mod differences;
+mod report;
+mod rouge;
+mod sample;
+mod verdict;
