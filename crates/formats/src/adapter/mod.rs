@@ -4,7 +4,42 @@
 //! [`PeftConfig::scale`]. Reading is strict: a key that is unexpected, missing or of another shape is an error that
 //! names it, because an adapter that is applied in part looks like one that learned little.
 
+mod gguf;
+mod mlx;
+mod pairs;
+mod peft;
+
+pub use gguf::write_gguf;
+pub use mlx::{read_mlx, write_mlx};
+pub use peft::{read_peft, write_peft};
+
+use crate::FormatError;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// An adapter format that can be read: the file by which a folder is recognized, and its reader.
+struct AdapterFormat {
+    name: &'static str,
+    tensor_file: &'static str,
+    read: fn(&Path) -> Result<AdapterFile, FormatError>,
+}
+
+/// Every adapter format that can be read.
+const ADAPTER_FORMATS: &[AdapterFormat] = &[
+    AdapterFormat { name: "PEFT", tensor_file: peft::TENSOR_FILE, read: read_peft },
+    AdapterFormat { name: "MLX", tensor_file: mlx::TENSOR_FILE, read: read_mlx },
+];
+
+/// Reads the adapter in `folder`, whichever format it has.
+pub fn read_adapter(folder: &Path) -> Result<AdapterFile, FormatError> {
+    let format = ADAPTER_FORMATS.iter().find(|format| folder.join(format.tensor_file).is_file());
+    if let Some(format) = format {
+        return (format.read)(folder);
+    }
+    let files = ADAPTER_FORMATS.iter().map(|format| format!("{} ({})", format.tensor_file, format.name));
+    let expected = format!("no adapter: expected {} in it", files.collect::<Vec<_>>().join(" or "));
+    Err(FormatError::NotAModel { path: folder.to_owned(), expected })
+}
 
 /// An adapter as its files hold it.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +77,53 @@ pub struct PeftConfig {
     pub layers_to_transform: Option<Vec<usize>>,
     /// Hugging Face name or path of the base model.
     pub base_model_name_or_path: Option<String>,
+}
+
+impl AdapterFile {
+    /// The adapted blocks, ascending.
+    fn blocks(&self) -> Vec<usize> {
+        let mut blocks: Vec<usize> =
+            self.matrices.iter().filter_map(|matrix| matrix.block_and_name()?.0.into()).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks
+    }
+
+    /// Refuses to write what no reader could use: no matrices, lengths that disagree with the shapes, values that are
+    /// not finite. `path` is where it was to be written.
+    fn check(&self, path: &Path) -> Result<(), FormatError> {
+        let error = |module: &str, problem: String| Err(FormatError::tensor(path, module, problem));
+        if self.matrices.is_empty() {
+            return error("lora_A", "an adapter without matrices".into());
+        }
+        for matrix in &self.matrices {
+            let AdapterMatrix { module, n_out, k_in, a, b } = matrix;
+            let r = self.config.r;
+            if a.len() != r * k_in || b.len() != n_out * r {
+                let found = format!("{} and {}", a.len(), b.len());
+                return error(module, format!("{found} values, expected A [{r}, {k_in}] and B [{n_out}, {r}]"));
+            }
+            if matrix.block_and_name().is_none() {
+                return error(module, "expected a module of the form model.layers.N.NAME".into());
+            }
+            if !a.iter().chain(b).all(|value| value.is_finite()) {
+                return error(module, "has values that are not finite".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AdapterMatrix {
+    /// `(3, "self_attn.q_proj")` of `model.layers.3.self_attn.q_proj`.
+    fn block_and_name(&self) -> Option<(usize, &str)> {
+        block_and_name(&self.module)
+    }
+}
+
+fn block_and_name(module: &str) -> Option<(usize, &str)> {
+    let (block, name) = module.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((block.parse().ok()?, name))
 }
 
 impl PeftConfig {

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 /// One value of `general.architecture`.
 pub(crate) struct Architecture {
     pub(crate) name: &'static str,
-    model_type: &'static str,
+    /// `model_type` of the translated configuration, then others of the same architecture.
+    model_types: &'static [&'static str],
     class_name: &'static str,
     /// Rows of q and k stand interleaved for ggml's rotary embedding and must be put back in half-split order.
     pub(crate) interleaved_heads: bool,
@@ -25,15 +26,15 @@ pub(crate) struct Architecture {
 /// Every supported architecture. Mistral's files say `llama`, Qwen 2.5's say `qwen2`.
 #[rustfmt::skip]
 pub(crate) const ARCHITECTURES: &[Architecture] = &[
-    Architecture { name: "llama", model_type: "llama", class_name: "LlamaForCausalLM", interleaved_heads: true,
+    Architecture { name: "llama", model_types: &["llama", "mistral"], class_name: "LlamaForCausalLM", interleaved_heads: true,
         norms_hold_one_plus: false, block_names: &[], rope_base_default: 1e4, add_keys: no_keys },
-    Architecture { name: "smollm3", model_type: "smollm3", class_name: "SmolLM3ForCausalLM", interleaved_heads: true,
+    Architecture { name: "smollm3", model_types: &["smollm3"], class_name: "SmolLM3ForCausalLM", interleaved_heads: true,
         norms_hold_one_plus: false, block_names: &[], rope_base_default: 1e4, add_keys: add_smollm3_keys },
-    Architecture { name: "qwen2", model_type: "qwen2", class_name: "Qwen2ForCausalLM", interleaved_heads: false,
+    Architecture { name: "qwen2", model_types: &["qwen2"], class_name: "Qwen2ForCausalLM", interleaved_heads: false,
         norms_hold_one_plus: false, block_names: &[], rope_base_default: 1e4, add_keys: no_keys },
-    Architecture { name: "qwen3", model_type: "qwen3", class_name: "Qwen3ForCausalLM", interleaved_heads: false,
+    Architecture { name: "qwen3", model_types: &["qwen3"], class_name: "Qwen3ForCausalLM", interleaved_heads: false,
         norms_hold_one_plus: false, block_names: &[], rope_base_default: 1e4, add_keys: no_keys },
-    Architecture { name: "gemma3", model_type: "gemma3_text", class_name: "Gemma3ForCausalLM", interleaved_heads: false,
+    Architecture { name: "gemma3", model_types: &["gemma3_text", "gemma3"], class_name: "Gemma3ForCausalLM", interleaved_heads: false,
         norms_hold_one_plus: true, block_names: GEMMA_BLOCK_NAMES, rope_base_default: 1e6, add_keys: add_gemma3_keys },
 ];
 
@@ -79,6 +80,16 @@ pub(crate) fn find(container: &Container) -> Result<&'static Architecture, Forma
     })
 }
 
+/// The architecture of a Hugging Face `model_type`.
+pub(crate) fn of_model_type(model_type: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().find(|architecture| architecture.model_types.contains(&model_type))
+}
+
+/// Every `model_type` that has an architecture.
+pub(crate) fn model_types() -> Vec<&'static str> {
+    ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types).copied().collect()
+}
+
 impl Architecture {
     /// The Hugging Face name of a tensor, or `None` for one that this architecture does not have.
     pub(crate) fn hugging_face_name(&self, stored: &str) -> Option<String> {
@@ -119,7 +130,7 @@ impl Architecture {
         let head_dim = self.head_dim(&keys, hidden, heads)?;
         let mut config = Map::new();
         config.insert("architectures".into(), json!([self.class_name]));
-        config.insert("model_type".into(), json!(self.model_type));
+        config.insert("model_type".into(), json!(self.model_types[0]));
         config.insert("hidden_size".into(), json!(hidden));
         config.insert("intermediate_size".into(), json!(keys.required("feed_forward_length")?));
         config.insert("num_hidden_layers".into(), json!(keys.required("block_count")?));

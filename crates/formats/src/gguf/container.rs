@@ -124,10 +124,6 @@ impl Container {
         FormatError::key(self.path(), key, problem)
     }
 
-    pub(crate) fn has(&self, key: &str) -> bool {
-        self.metadata.contains_key(key)
-    }
-
     /// The keys that begin with `prefix`, and their values' bytes, in the order of the keys.
     pub(crate) fn raw_entries(&self, prefix: &str) -> impl Iterator<Item = (&str, &[u8])> {
         let entries = self.metadata.iter().filter(move |(key, _)| key.starts_with(prefix));
