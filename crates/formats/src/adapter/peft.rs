@@ -170,15 +170,15 @@ fn refuse_unsupported(path: &Path, object: &Map<String, Value>) -> Result<(), Fo
 /// Names of the adapted modules; empty when the file has a pattern instead, which the tensors then spell out.
 fn target_modules(path: &Path, value: Option<&Value>) -> Result<Vec<String>, FormatError> {
     let error = |found: &dyn std::fmt::Display| {
-        Err(FormatError::key(path, "target_modules", format!("expected a list of names, found {found}")))
+        FormatError::key(path, "target_modules", format!("expected a list of names, found {found}"))
     };
     match value {
         Some(Value::String(_)) => Ok(Vec::new()),
         Some(Value::Array(items)) if !items.is_empty() => {
-            items.iter().map(|item| item.as_str().map(str::to_owned).map_or_else(|| error(item), Ok)).collect()
+            items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(|| error(item))).collect()
         }
-        Some(other) => error(other),
-        None => error(&"nothing"),
+        Some(other) => Err(error(other)),
+        None => Err(error(&"nothing")),
     }
 }
 
