@@ -77,7 +77,7 @@ impl Ops {
         assert_apart(("out", out), &inputs);
         assert_apart(("log_sum_exp", log_sum_exp), &[("q", q), ("k", k), ("v", v), ("out", out)]);
         let macs = 2 * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
-        let scratch = forward::scratch_bytes(shape, positions.len(), self.options.threads);
+        let scratch = forward::scratch_bytes(shape, positions.len(), self.options.threads.max(1));
         if self.begin(Work::Attention, macs, scratch) {
             forward::run(self, shape, positions, [q, k, v], [out, log_sum_exp]);
         }
@@ -120,7 +120,7 @@ impl Ops {
         let dp_wanted = u64::from(dq.is_some() || dk.is_some());
         let products = scores_wanted + dp_wanted + [dq, dk, dv].iter().flatten().count() as u64;
         let macs = products * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
-        let scratch = backward::scratch_bytes(shape, positions.len(), self.options.threads);
+        let scratch = backward::scratch_bytes(shape, positions.len(), self.options.threads.max(1));
         for gradient in [dq, dk, dv].into_iter().flatten() {
             self.fill(gradient, 0.0);
         }

@@ -40,7 +40,7 @@ impl Ops {
         assert_apart(("hidden", hidden), &[("x", x), ("a", a), ("b", b)]);
         assert_apart(("y", y), &[("x", x), ("a", a), ("b", b), ("hidden", hidden)]);
         let adapter = run::Adapter { x, a, b, scale, dropout, hidden };
-        let scratch = run::scratch_bytes(&adapter, self.options.threads);
+        let scratch = run::scratch_bytes(&adapter, self.options.threads.max(1));
         if self.begin(Work::Adapter, macs, scratch) && !x.is_empty() {
             run::forward(self, &adapter, y);
         }
@@ -78,7 +78,7 @@ impl Ops {
             macs -= (x.len() * a.rows()) as u64;
         }
         let adapter = run::Adapter { x, a, b, scale, dropout, hidden };
-        let scratch = run::scratch_bytes(&adapter, self.options.threads);
+        let scratch = run::scratch_bytes(&adapter, self.options.threads.max(1));
         if self.begin(Work::Adapter, macs, scratch) && !x.is_empty() {
             run::backward(self, &adapter, dy, da, db, dx);
         }

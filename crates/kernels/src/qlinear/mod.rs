@@ -11,7 +11,7 @@
 mod activations;
 mod affine;
 #[cfg(test)]
-mod cases;
+pub(crate) mod cases;
 mod forward;
 mod input_grad;
 mod layout;
