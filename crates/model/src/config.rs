@@ -82,9 +82,19 @@ impl ModelConfig {
                 expected: "an even number".into(),
             });
         }
+        // Attention keeps rows of a head in registers and caches up to this size.
+        if self.head_dim > HEAD_DIM_MAX {
+            return Err(ModelError::ConfigInvalid {
+                key: "head_dim".into(),
+                found: self.head_dim.to_string(),
+                expected: format!("at most {HEAD_DIM_MAX}"),
+            });
+        }
         Ok(self)
     }
 }
+
+const HEAD_DIM_MAX: usize = 256;
 
 /// The family of `file` and the object that describes its text model.
 fn find_family<'a>(file: ConfigFile<'a>) -> Result<(&'static Family, ConfigFile<'a>), ModelError> {
@@ -117,7 +127,6 @@ fn common(file: &ConfigFile, family: &'static Family) -> Result<ModelConfig, Mod
         None if width.is_multiple_of(heads) => width / heads,
         None => return Err(file.invalid("num_attention_heads", format!("a divisor of hidden_size ({width})"))),
     };
-    file.refuse("quantization_config", "none: this quantization is not read, use an MLX, GGUF or unquantized file")?;
     if file.optional_positive("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
         return Err(file.invalid("partial_rotary_factor", "1: rotation of part of a head is not built"));
     }

@@ -6,6 +6,7 @@
 //! This crate knows tokens, not text, and files only through `formats`.
 
 mod adapter;
+mod adapter_file;
 mod block;
 mod config;
 mod config_file;

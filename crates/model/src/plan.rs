@@ -92,6 +92,19 @@ impl StepPlaces {
             selects_in_block.then(|| (arena.tensor(rows, config.width), arena.tensor(rows, config.width)))
         });
 
+        let d_stream = plan.item("gradient of the stream", |arena| arena.tensor(rows, config.width));
+        let d_product = plan.item("gradient behind output norms", |arena| {
+            config.output_norms.then(|| arena.tensor(rows, config.width))
+        });
+        let selects = selects_in_block || selects_before_head;
+        let head = plan.item("output head", |arena| HeadTensors {
+            hidden: if selects_before_head { arena.tensor(rows, config.width) } else { last_output },
+            normed: arena.tensor(rows, config.width),
+            d_normed: arena.tensor(rows, config.width),
+            d_hidden: if selects { arena.tensor(rows, config.width) } else { d_stream },
+        });
+
+        // Last, because parts of it share places and leave the arena's end below its peak.
         let (activations, parts) = match options.recompute {
             Recompute::PerBlock => plan.item("one block's activations and gradients", |arena| {
                 let attention = AttentionPart::new(arena, config, Some(spec), rows);
@@ -124,18 +137,6 @@ impl StepPlaces {
                 (activations, parts)
             }
         };
-
-        let d_stream = plan.item("gradient of the stream", |arena| arena.tensor(rows, config.width));
-        let d_product = plan.item("gradient behind output norms", |arena| {
-            config.output_norms.then(|| arena.tensor(rows, config.width))
-        });
-        let selects = selects_in_block || selects_before_head;
-        let head = plan.item("output head", |arena| HeadTensors {
-            hidden: if selects_before_head { arena.tensor(rows, config.width) } else { last_output },
-            normed: arena.tensor(rows, config.width),
-            d_normed: arena.tensor(rows, config.width),
-            d_hidden: if selects { arena.tensor(rows, config.width) } else { d_stream },
-        });
 
         let blocks = (0..config.blocks.len()).map(|block| {
             let kept = block.saturating_sub(first_kept);

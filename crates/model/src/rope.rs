@@ -35,7 +35,15 @@ impl RopeConfig {
                 expected: "the base of the rotary embedding, here or in rope_parameters",
             })?,
         };
-        Self::new(base, head_dim).scaled(parameters.or(scaling))
+        let mut rope = Self::new(base, head_dim).scaled(parameters.or(scaling))?;
+        let positive = |divisor: &serde_json::Value| divisor.as_f64().filter(|divisor| *divisor > 0.0);
+        let key = formats::ROPE_INV_FREQ_FACTORS_KEY;
+        if let Some(divisors) = file.optional_list(key, head_dim / 2, "a positive number", positive)? {
+            for (frequency, divisor) in rope.inverse_frequencies.iter_mut().zip(divisors) {
+                *frequency /= divisor as f32;
+            }
+        }
+        Ok(rope)
     }
 
     /// Frequencies from one object that holds `rope_theta`, `rope_type` and the type's own keys.

@@ -1,10 +1,13 @@
 //! A model in memory: its configuration and its frozen weights, checked against each other.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use formats::{LoadedModel, LoadedTensor};
 use kernels::{FloatVector, PackedMatrix};
 
 use crate::config::ModelConfig;
+use crate::error::ModelError;
 use crate::projection::Projection;
 
 /// A frozen base model, shared by everything that runs it.
@@ -57,6 +60,35 @@ impl BlockWeights {
 }
 
 impl Model {
+    /// The model that `formats` has read from a file.
+    pub fn from_loaded(loaded: LoadedModel) -> Result<Self, ModelError> {
+        Self::from_tensors(&loaded.config, loaded.tensors, loaded.content_hash)
+    }
+
+    /// A model from a `config.json` and tensors by their Hugging Face names. Missing and left-over tensors and shapes
+    /// other than the configuration's are errors: a model that is silently not the one in the file is worse than none.
+    pub fn from_tensors(
+        config: &serde_json::Value,
+        tensors: BTreeMap<String, LoadedTensor>,
+        content_hash: String,
+    ) -> Result<Self, ModelError> {
+        let config = ModelConfig::from_json(config)?;
+        let mut source = Source::new(tensors, config.norm_weight_offset);
+        let (vocabulary, width) = (config.vocabulary, config.width);
+
+        let embedding = source.matrix("model.embed_tokens.weight", vocabulary, width)?;
+        let tied = config.tied_head.unwrap_or(!source.has("lm_head.weight"));
+        let head = match tied {
+            true => Arc::clone(&embedding),
+            false => source.matrix("lm_head.weight", vocabulary, width)?,
+        };
+        let blocks = (0..config.blocks.len()).map(|block| source.block(block, &config)).collect::<Result<_, _>>()?;
+        let final_norm = source.norm("model.norm.weight", width)?;
+        let (parameter_count, weights_bytes) = (source.parameter_count, source.bytes);
+        source.finish(tied, config.family)?;
+        Ok(Self { config, content_hash, embedding, head, final_norm, blocks, parameter_count, weights_bytes })
+    }
+
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -71,5 +103,121 @@ impl Model {
     /// Bytes of all weights as they lie in memory.
     pub fn weights_bytes(&self) -> usize {
         self.weights_bytes
+    }
+}
+
+/// The tensors of a file that nobody has taken yet.
+struct Source {
+    tensors: BTreeMap<String, LoadedTensor>,
+    norm_weight_offset: f32,
+    parameter_count: usize,
+    bytes: usize,
+}
+
+impl Source {
+    fn new(tensors: BTreeMap<String, LoadedTensor>, norm_weight_offset: f32) -> Self {
+        Self { tensors, norm_weight_offset, parameter_count: 0, bytes: 0 }
+    }
+    fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn matrix(&mut self, name: &str, n_out: usize, k_in: usize) -> Result<Arc<PackedMatrix>, ModelError> {
+        let expected = vec![n_out, k_in];
+        let matrix = match self.tensors.remove(name) {
+            None => return Err(ModelError::TensorMissing { name: name.into(), expected }),
+            Some(LoadedTensor::Float(vector)) => {
+                return Err(ModelError::TensorShape { name: name.into(), found: vec![vector.len()], expected });
+            }
+            Some(LoadedTensor::Packed(matrix)) => matrix,
+        };
+        if (matrix.n_out(), matrix.k_in()) != (n_out, k_in) {
+            let found = vec![matrix.n_out(), matrix.k_in()];
+            return Err(ModelError::TensorShape { name: name.into(), found, expected });
+        }
+        self.parameter_count += n_out * k_in;
+        self.bytes += matrix.bytes().len();
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<FloatVector, ModelError> {
+        let expected = vec![len];
+        let vector = match self.tensors.remove(name) {
+            None => return Err(ModelError::TensorMissing { name: name.into(), expected }),
+            Some(LoadedTensor::Packed(matrix)) => {
+                let found = vec![matrix.n_out(), matrix.k_in()];
+                return Err(ModelError::TensorShape { name: name.into(), found, expected });
+            }
+            Some(LoadedTensor::Float(vector)) => vector,
+        };
+        if vector.len() != len {
+            return Err(ModelError::TensorShape { name: name.into(), found: vec![vector.len()], expected });
+        }
+        if let Some(index) = vector.as_slice().iter().position(|value| !value.is_finite()) {
+            return Err(ModelError::TensorNotFinite { name: name.into(), index });
+        }
+        self.parameter_count += len;
+        self.bytes += len * size_of::<f32>();
+        Ok(vector)
+    }
+
+    /// A norm's weight with the family's offset already added.
+    fn norm(&mut self, name: &str, len: usize) -> Result<FloatVector, ModelError> {
+        let vector = self.vector(name, len)?;
+        if self.norm_weight_offset == 0.0 {
+            return Ok(vector);
+        }
+        let shifted: Vec<f32> = vector.as_slice().iter().map(|weight| weight + self.norm_weight_offset).collect();
+        Ok(FloatVector::from_slice(&shifted))
+    }
+
+    fn block(&mut self, block: usize, config: &ModelConfig) -> Result<BlockWeights, ModelError> {
+        let mut linears = Vec::with_capacity(Projection::ALL.len());
+        for projection in Projection::ALL {
+            let (n_out, k_in) = projection.shape(config);
+            let path = projection.module_path(block);
+            let weight = self.matrix(&format!("{path}.weight"), n_out, k_in)?;
+            let bias = match projection.has_bias(config) {
+                true => Some(self.vector(&format!("{path}.bias"), n_out)?),
+                false => None,
+            };
+            linears.push(Linear { weight, bias });
+        }
+        let linears = linears.try_into().unwrap_or_else(|_| unreachable!("seven projections make seven linears"));
+
+        let name = |part: &str| format!("model.layers.{block}.{part}.weight");
+        let width = config.width;
+        let head_norms = match config.query_key_norm {
+            true => Some(HeadNorms {
+                query: self.norm(&name("self_attn.q_norm"), config.head_dim)?,
+                key: self.norm(&name("self_attn.k_norm"), config.head_dim)?,
+            }),
+            false => None,
+        };
+        let input_norm = self.norm(&name("input_layernorm"), width)?;
+        // Files of families with output norms use the plain name for the norm behind attention.
+        let (middle_norm, output_norms) = match config.output_norms {
+            true => (
+                self.norm(&name("pre_feedforward_layernorm"), width)?,
+                Some(OutputNorms {
+                    attention: self.norm(&name("post_attention_layernorm"), width)?,
+                    feed_forward: self.norm(&name("post_feedforward_layernorm"), width)?,
+                }),
+            ),
+            false => (self.norm(&name("post_attention_layernorm"), width)?, None),
+        };
+        Ok(BlockWeights { linears, input_norm, middle_norm, head_norms, output_norms })
+    }
+
+    /// Refuses tensors that nobody took, except those known to say nothing new.
+    fn finish(self, tied: bool, family: &'static str) -> Result<(), ModelError> {
+        let redundant = |name: &str| {
+            // Old files store the rotary frequencies; files of tied models may repeat the embedding as head.
+            name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+        };
+        match self.tensors.into_keys().find(|name| !redundant(name)) {
+            Some(name) => Err(ModelError::TensorUnexpected { name, family }),
+            None => Ok(()),
+        }
     }
 }

@@ -1,0 +1,103 @@
+//! Adapters to and from the form in which files hold them.
+
+use formats::adapter::{AdapterFile, AdapterMatrix as FileMatrix, AdapterMetadata, PeftConfig};
+
+use crate::adapter::{AdapterMatrix, AdapterSpec, AdapterWeights};
+use crate::error::ModelError;
+use crate::projection::Projection;
+use crate::weights::Model;
+
+impl AdapterWeights {
+    /// This adapter of `model` for a file. `base_name` is what other programs know the base by, `receipt` says how the
+    /// adapter came to be.
+    pub fn to_file(&self, model: &Model, base_name: Option<String>, receipt: serde_json::Value) -> AdapterFile {
+        let config = model.config();
+        let matrices = self.matrices.iter().map(|matrix| {
+            let (n_out, k_in) = matrix.projection.shape(config);
+            let module = matrix.projection.module_path(matrix.block);
+            FileMatrix { module, n_out, k_in, a: matrix.a.clone(), b: matrix.b.clone() }
+        });
+        AdapterFile {
+            matrices: matrices.collect(),
+            metadata: Some(AdapterMetadata {
+                selftune_version: env!("CARGO_PKG_VERSION").into(),
+                base_content_hash: model.content_hash().into(),
+                receipt,
+            }),
+            config: PeftConfig {
+                r: self.spec.rank,
+                lora_alpha: f64::from(self.spec.lora_alpha),
+                lora_dropout: f64::from(self.spec.dropout),
+                use_rslora: self.spec.use_rslora,
+                target_modules: self.spec.sorted_targets().map(|target| target.short_name().into()).collect(),
+                layers_to_transform: Some(self.spec.blocks.clone().collect()),
+                base_model_name_or_path: base_name,
+            },
+        }
+    }
+
+    /// The adapter in `file`, if it belongs to `model`: every matrix must have its place, every place in the adapted
+    /// blocks its matrix. A file of another program does not say which base it is for; its shapes must fit.
+    pub fn from_file(file: &AdapterFile, model: &Model) -> Result<Self, ModelError> {
+        if let Some(metadata) = &file.metadata
+            && metadata.base_content_hash != model.content_hash()
+        {
+            let (found, expected) = (metadata.base_content_hash.clone(), model.content_hash().into());
+            return Err(ModelError::AdapterWrongBase { found, expected });
+        }
+        let placed = file.matrices.iter().map(|matrix| place(matrix, file.config.r, model));
+        let mut matrices = placed.collect::<Result<Vec<_>, _>>()?;
+        matrices.sort_by_key(|matrix| (matrix.block, matrix.projection));
+        let (Some(first), Some(last)) = (matrices.first(), matrices.last()) else {
+            return Err(ModelError::AdapterTargetsNothing { reason: "its file holds no matrices".into() });
+        };
+        let spec = AdapterSpec {
+            rank: file.config.r,
+            lora_alpha: file.config.lora_alpha as f32,
+            dropout: file.config.lora_dropout as f32,
+            targets: Projection::ALL.into_iter().filter(|p| matrices.iter().any(|m| m.projection == *p)).collect(),
+            blocks: first.block..last.block + 1,
+            use_rslora: file.config.use_rslora,
+        };
+        let holds = |place: &(usize, Projection)| matrices.iter().any(|m| (m.block, m.projection) == *place);
+        if let Some((block, projection)) = spec.matrices().find(|place| !holds(place)) {
+            return Err(ModelError::AdapterInvalid {
+                field: "modules",
+                found: format!("{} without {}", matrices.len(), projection.module_path(block)),
+                expected: "the same projections in every block from the first adapted to the last".into(),
+            });
+        }
+        let adapter = Self { spec, matrices };
+        adapter.validate(model.config())?;
+        Ok(adapter)
+    }
+}
+
+/// `matrix` in its place in `model`.
+fn place(matrix: &FileMatrix, rank: usize, model: &Model) -> Result<AdapterMatrix, ModelError> {
+    let config = model.config();
+    let unknown = || ModelError::AdapterInvalid {
+        field: "module",
+        found: matrix.module.clone(),
+        expected: format!(
+            "model.layers.N.M with N below {} and M one of {}",
+            config.blocks.len(),
+            Projection::ALL.map(Projection::module_name).join(", ")
+        ),
+    };
+    let within =
+        matrix.module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(unknown)?;
+    let block = within.0.parse().ok().filter(|block| *block < config.blocks.len()).ok_or_else(unknown)?;
+    let is_named = |projection: &Projection| projection.module_name() == within.1;
+    let projection = Projection::ALL.into_iter().find(is_named).ok_or_else(unknown)?;
+    let (n_out, k_in) = projection.shape(config);
+    if matrix.k_in != k_in {
+        let (found, expected) = (vec![rank, matrix.k_in], vec![rank, k_in]);
+        return Err(ModelError::TensorShape { name: format!("{}.lora_A", matrix.module), found, expected });
+    }
+    if matrix.n_out != n_out {
+        let (found, expected) = (vec![matrix.n_out, rank], vec![n_out, rank]);
+        return Err(ModelError::TensorShape { name: format!("{}.lora_B", matrix.module), found, expected });
+    }
+    Ok(AdapterMatrix { block, projection, a: matrix.a.clone(), b: matrix.b.clone() })
+}

@@ -1,0 +1,82 @@
+//! A step takes no memory but what was planned: allocations are counted.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use kernels::{AdamWParameters, Precision};
+use model::{Projection, Recompute, StepOptions};
+
+use crate::tiny;
+
+/// The system's allocator with a count of the calls of each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on unchanged; counting touches a thread-local number only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(start, layout) }
+    }
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.realloc(start, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
+}
+
+#[test]
+fn a_step_allocates_nothing() {
+    for family in tiny::FAMILIES {
+        let model = tiny::model(family);
+        let mut spec = tiny::spec(&Projection::ALL, 1..tiny::BLOCKS);
+        spec.dropout = 0.1;
+        let adapter = tiny::adapter(&model, spec);
+        let (tokens, mask) = tiny::text(29);
+        for precision in Precision::ALL {
+            for (threads, recompute) in [(1, Recompute::PerBlock), (1, Recompute::Never), (2, Recompute::PerBlock)] {
+                let mut options = StepOptions { recompute, ..tiny::options(precision) };
+                options.ops.threads = threads;
+                let mut session = tiny::session(&model, &adapter, options);
+                let found = allocations(|| {
+                    session.zero_gradients();
+                    session.step(&tokens, &mask, 1.0, 1).expect("a step");
+                    session.step(&tokens[..12], &mask[..12], 1.0, 2).expect("a step");
+                    let gradient_factor = 1.0 / session.gradient_norm() as f32;
+                    session.update(&AdamWParameters {
+                        learning_rate: 1e-3,
+                        beta1: 0.9,
+                        beta2: 0.999,
+                        epsilon: 1e-8,
+                        weight_decay: 0.0,
+                        step: 1,
+                        gradient_factor,
+                    });
+                });
+                assert_eq!(found, 0, "{family} {} {threads} threads {recompute:?}", precision.name());
+            }
+        }
+    }
+}

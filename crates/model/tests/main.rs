@@ -1,0 +1,11 @@
+//! Whole models: gradients against central differences, equalities that must hold to the bit, counted work and
+//! allocations, and values written by other programs.
+
+mod bad_input;
+mod counted_work;
+mod equalities;
+mod generation;
+mod gradients;
+mod oracle;
+mod real_model;
+mod tiny;
