@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 pub mod bm25;
+mod build;
 pub mod error;
 pub mod example;
 pub mod import;
@@ -18,12 +19,15 @@ pub mod read;
 pub mod record;
 pub mod retrieve;
 pub mod tasks;
+pub mod text;
 pub mod time;
 
+pub use build::{PreviewPiece, build_example, build_prompt, example_preview};
 pub use error::{DataError, ExampleError, TextError};
 pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
 pub use read::{OnBadLine, ReadOptions, read_history};
 pub use record::{DEFAULT_USER, HeldOut, History, Message, Record, RecordBody, SkippedLine, Split};
 pub use retrieve::{Found, Retriever};
 pub use tasks::{ColumnNames, Cut, TASKS, Task, task_by_name};
+pub use text::{Encoded, MarkedText, StreamDecoder, TextOptions, TextPipeline};
 pub use time::PinnedDate;
