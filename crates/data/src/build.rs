@@ -260,7 +260,9 @@ impl Question {
     /// The prompt for a model without chat template, and what stands between it and the answer. A label ends without a
     /// space, because words of byte-level vocabularies begin with theirs.
     fn plain_prompt(&self) -> (String, &'static str) {
-        let QuestionBody::Single { instruction, input, answer_label, .. } = &self.body else { return Default::default() };
+        let QuestionBody::Single { instruction, input, answer_label, .. } = &self.body else {
+            return Default::default();
+        };
         let earlier = self.earlier_text();
         if answer_label.is_empty() {
             return (if earlier.is_empty() { input.clone() } else { join_parts(&[&earlier, input]) }, "");
@@ -361,7 +363,8 @@ fn cut_text(pipeline: &TextPipeline, text: &str, tokens_max: usize, cut: Cut) ->
                 let (head, tail) = (kept.div_ceil(2), kept / 2);
                 let head_end = floor_boundary(text, encoded.ranges[head].start);
                 let tail_start = encoded.ranges[count - tail].start.max(head_end);
-                let tail_start = (tail_start..=text.len()).find(|place| text.is_char_boundary(*place)).unwrap_or(text.len());
+                let tail_start =
+                    (tail_start..=text.len()).find(|place| text.is_char_boundary(*place)).unwrap_or(text.len());
                 format!("{}{CUT_MARK}{}", text[..head_end].trim_end(), text[tail_start..].trim_start())
             }
             _ => text[..floor_boundary(text, encoded.ranges[tokens_max].start)].trim_end().to_string(),

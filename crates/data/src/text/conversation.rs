@@ -87,7 +87,11 @@ fn with_marks(messages: &[Message], plane: u32, mark_all: bool) -> Result<(Vec<M
         if !mark_all && !message.is_assistant() {
             continue;
         }
-        let parts = if message.is_assistant() { reasoning_parts(&message.content) } else { vec![(message.content.as_str(), true)] };
+        let parts = if message.is_assistant() {
+            reasoning_parts(&message.content)
+        } else {
+            vec![(message.content.as_str(), true)]
+        };
         let mut content = String::with_capacity(message.content.len() + 8);
         for (part, is_text) in parts {
             let core = part.trim();
@@ -176,7 +180,8 @@ mod tests {
         texts.iter().map(|(role, content)| Message::new(role, *content)).collect()
     }
 
-    const TRIMMING: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] | trim }}</s>\n{% endfor %}";
+    const TRIMMING: &str =
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] | trim }}</s>\n{% endfor %}";
 
     #[test]
     fn texts_are_found_where_a_template_trims_them() {
@@ -189,7 +194,8 @@ mod tests {
 
     #[test]
     fn reasoning_that_a_template_drops_is_not_found_and_the_answer_is() {
-        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endfor %}";
+        let source =
+            "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endfor %}";
         let messages = turns(&[("user", "q"), ("assistant", "<think>\nhm\n</think>\n\nthe answer")]);
         let rendered = render_marked(&template(source), &messages, None, false).unwrap();
         assert_eq!(rendered.text, "<user>q<assistant>the answer");
@@ -198,7 +204,8 @@ mod tests {
 
     #[test]
     fn a_template_that_looks_at_the_users_text_still_gives_the_answers_place() {
-        let source = "{% for m in messages %}{% if m.content.startswith('!') %}LOUD {% endif %}{{ m.content }};{% endfor %}";
+        let source =
+            "{% for m in messages %}{% if m.content.startswith('!') %}LOUD {% endif %}{{ m.content }};{% endfor %}";
         let messages = turns(&[("user", "!now"), ("assistant", "ok")]);
         let rendered = render_marked(&template(source), &messages, None, false).unwrap();
         assert_eq!(rendered.text, "LOUD !now;ok;");

@@ -49,9 +49,10 @@ fn byte_level(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
     let vocabulary = vocabulary(gguf.tokens.iter().map(|token| token.as_str().into()));
     let mut merges = Merges::with_capacity(gguf.merges.len());
     for (rank, merge) in gguf.merges.iter().enumerate() {
-        let (left, right) = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty()).ok_or_else(
-            || TextError::Tokenizer(format!("tokenizer.ggml.merges[{rank}] is not two pieces with a space between")),
-        )?;
+        let (left, right) =
+            merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty()).ok_or_else(|| {
+                TextError::Tokenizer(format!("tokenizer.ggml.merges[{rank}] is not two pieces with a space between"))
+            })?;
         merges.push((left.to_string(), right.to_string()));
     }
     let model = BPE::builder().vocab_and_merges(vocabulary, merges).ignore_merges(kind.ignore_merges).build();
@@ -60,7 +61,7 @@ fn byte_level(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
     tokenizer.with_pre_tokenizer(Some(kind.pre_tokenizer()?));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
     add_tokens(&mut tokenizer, gguf)?;
-    Ok((tokenizer, gguf.add_bos.unwrap_or(kind.adds_bos)))
+    Ok((tokenizer, gguf.add_bos_token.unwrap_or(kind.adds_bos)))
 }
 
 /// SentencePiece pieces with scores: of all neighbours that make a piece, those with the best score are joined first.
@@ -78,7 +79,7 @@ fn sentence_piece(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> 
         if token.contains(' ') { token.replace(' ', &SPACE_MARK.to_string()).into() } else { token.as_str().into() }
     }));
     let merges = merges_by_score(gguf, &vocabulary);
-    let unknown = gguf.unk.and_then(|id| gguf.tokens.get(id as usize));
+    let unknown = gguf.unk_token_id.and_then(|id| gguf.tokens.get(id as usize));
     let mut model = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
     if let Some(unknown) = unknown {
         model = model.unk_token(unknown.clone());
@@ -101,7 +102,7 @@ fn sentence_piece(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> 
     }
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     add_tokens(&mut tokenizer, gguf)?;
-    Ok((tokenizer, gguf.add_bos.unwrap_or(true)))
+    Ok((tokenizer, gguf.add_bos_token.unwrap_or(true)))
 }
 
 /// Token text to id; of tokens with the same text the first counts.

@@ -109,7 +109,8 @@ pub(crate) fn lay_out_conversation(
     let prompt_length = prompt.text.len();
     let mut layout = Layout::default();
     layout.marked.verbatim.extend(prompt.spans.iter().map(|span| span.range.clone()));
-    let shifted = |range: &Range<usize>| range.start - answer.start + prompt_length..range.end - answer.start + prompt_length;
+    let shifted =
+        |range: &Range<usize>| range.start - answer.start + prompt_length..range.end - answer.start + prompt_length;
     let own_spans = whole.spans.iter().filter(|span| span.message == last && span.range.start >= answer.start);
     layout.marked.verbatim.extend(own_spans.map(|span| shifted(&span.range)));
     if supervise == Supervise::Answers {
@@ -181,7 +182,9 @@ fn earlier_answers(
         let start = match prompt.text[floor..span.start].rfind(opening) {
             Some(place) if !opening.is_empty() => floor + place + opening.len(),
             Some(_) => match template.render(&messages[..turn], tools, true) {
-                Ok(served) if prompt.text.starts_with(&served) && (floor..=span.start).contains(&served.len()) => served.len(),
+                Ok(served) if prompt.text.starts_with(&served) && (floor..=span.start).contains(&served.len()) => {
+                    served.len()
+                }
                 _ => span.start,
             },
             None => span.start,

@@ -83,6 +83,9 @@ impl TextPipeline {
                 let (inner, adds_bos) = gguf::build(gguf)?;
                 (inner, Some(adds_bos))
             }
+            TokenizerSource::Missing { expected } => {
+                return Err(TextError::Tokenizer(format!("{} is missing; text needs it", expected.display())));
+            }
         };
         let tokenizer = TextTokenizer::new(inner)?;
         let adds_bos = adds_bos.unwrap_or_else(|| special.bos.is_some_and(|bos| tokenizer.puts_in_front(bos)));
@@ -112,8 +115,12 @@ impl TextPipeline {
             options,
         };
         pipeline.learn_template_manners();
-        pipeline.stop_texts =
-            pipeline.stop_tokens.iter().filter_map(|id| pipeline.tokenizer.token_text(*id)).filter(|text| !text.is_empty()).collect();
+        pipeline.stop_texts = pipeline
+            .stop_tokens
+            .iter()
+            .filter_map(|id| pipeline.tokenizer.token_text(*id))
+            .filter(|text| !text.is_empty())
+            .collect();
         Ok(pipeline)
     }
 
@@ -232,6 +239,9 @@ impl TextPipeline {
 
     /// Where the first stop token in a text begins and ends, in bytes.
     pub(crate) fn find_stop(&self, text: &str) -> Option<(usize, usize)> {
-        self.stop_texts.iter().filter_map(|stop| text.find(stop.as_str()).map(|place| (place, place + stop.len()))).min()
+        self.stop_texts
+            .iter()
+            .filter_map(|stop| text.find(stop.as_str()).map(|place| (place, place + stop.len())))
+            .min()
     }
 }

@@ -234,7 +234,8 @@ mod tests {
             flat,
             r#"{"name": "naïve \"q\"\n\u0001", "list": [1, 2.0, true, null, {}], "empty": [], "small": 1e-07, "large": 1e+22}"#
         );
-        let deep = json_dumps(&Value::from(Serde(serde_json::json!({"a": [1, {"b": 2}]}))), &style(Some("  "))).unwrap();
+        let deep =
+            json_dumps(&Value::from(Serde(serde_json::json!({"a": [1, {"b": 2}]}))), &style(Some("  "))).unwrap();
         assert_eq!(deep, "{\n  \"a\": [\n    1,\n    {\n      \"b\": 2\n    }\n  ]\n}");
         let ascii = JsonStyle { ascii_only: true, ..style(None) };
         assert_eq!(json_dumps(&Value::from("é😀"), &ascii).unwrap(), r#""\u00e9\ud83d\ude00""#);

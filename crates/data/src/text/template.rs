@@ -50,9 +50,7 @@ impl ChatTemplate {
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_formatter(|out, _state, value| {
-            out.write_str(&text_of(value)).map_err(Error::from)
-        });
+        environment.set_formatter(|out, _state, value| out.write_str(&text_of(value)).map_err(Error::from));
         environment.add_filter("tojson", to_json);
         environment.add_filter("string", |value: Value| text_of(&value));
         environment.add_function("raise_exception", |message: Value| -> Result<String, Error> {
@@ -60,9 +58,12 @@ impl ChatTemplate {
         });
         let date = settings.date;
         environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
-            date.format(format).map_err(|reason| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {reason}")))
+            date.format(format)
+                .map_err(|reason| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {reason}")))
         });
-        environment.add_template_owned("chat", without_generation_tags(source)).map_err(|error| template_error(&error))?;
+        environment
+            .add_template_owned("chat", without_generation_tags(source))
+            .map_err(|error| template_error(&error))?;
         Ok(ChatTemplate { environment, settings })
     }
 

@@ -229,7 +229,8 @@ fn cut_out(whole: &NormalizedString, matches: &[Match]) -> Vec<Split> {
 /// Divides a piece at the cuts that lie inside it (positions of the whole text).
 fn cut_at(piece: NormalizedString, cuts: &[usize]) -> Vec<Split> {
     let (start, end) = piece.offsets_original();
-    let inside: Vec<usize> = cuts.iter().copied().filter(|cut| *cut > start && *cut < end).map(|cut| cut - start).collect();
+    let inside: Vec<usize> =
+        cuts.iter().copied().filter(|cut| *cut > start && *cut < end).map(|cut| cut - start).collect();
     if inside.is_empty() {
         return vec![Split::from((piece, None))];
     }
