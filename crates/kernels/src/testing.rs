@@ -49,6 +49,9 @@ pub(crate) fn output(rows: usize, columns: usize) -> Given {
     Given { rows, columns, values: vec![f32::NAN; rows * columns] }
 }
 
+/// Every instruction set that has kernels.
+const ISA_NAMES: [&str; 3] = ["avx512vnni", "avx2", "portable"];
+
 const GUARD: f32 = -1.234_567e30;
 /// Not a multiple of 16, so that no tensor of a test is aligned: kernels must not rely on it.
 const GUARD_FLOATS: usize = 21;
@@ -67,6 +70,10 @@ pub(crate) fn run_with(
     op: impl Fn(&mut Ops, &[Tensor]),
 ) -> Vec<Vec<f32>> {
     let mut expected: Option<Vec<Vec<f32>>> = None;
+    // Shown with --nocapture, and when the test fails.
+    let ran: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    let missing: Vec<&str> = ISA_NAMES.into_iter().filter(|name| !ran.contains(name)).collect();
+    println!("{name}: ran on {ran:?}, this machine lacks {missing:?}");
     for isa in Isa::available() {
         for threads in [1, 2, 3] {
             let run = format!("{name} on {} with {threads} threads", isa.name());

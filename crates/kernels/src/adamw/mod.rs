@@ -1,5 +1,10 @@
 //! AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization") as `torch.optim.AdamW` computes it.
 
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
 use crate::arena::Tensor;
 use crate::elementwise::pointwise::Pointwise;
 use crate::ops::Ops;

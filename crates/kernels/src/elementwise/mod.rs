@@ -2,6 +2,8 @@
 
 pub(crate) mod pointwise;
 mod reduce;
+#[cfg(test)]
+mod tests;
 
 use crate::arena::{FloatVector, Tensor};
 use crate::ops::{Ops, Work};

@@ -1,6 +1,9 @@
 //! Embedding rows, read from the packed tiles that a tied output head multiplies with too. The embedding is frozen:
 //! there is no backward.
 
+#[cfg(test)]
+mod tests;
+
 use crate::arena::Tensor;
 use crate::ops::{Ops, Work};
 use crate::qlinear::PackedMatrix;

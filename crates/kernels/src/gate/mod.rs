@@ -1,5 +1,10 @@
 //! Gated feed-forward: `out = activation(gate) * up`.
 
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
 use crate::arena::Tensor;
 use crate::elementwise::pointwise::Pointwise;
 use crate::ops::Ops;

@@ -1,6 +1,11 @@
 //! Root mean square normalization (Zhang and Sennrich, "Root Mean Square Layer Normalization"):
 //! `y = x / sqrt(mean(x^2) + eps) * weight` per row. The weight is frozen: only the input has a gradient.
 
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
 use crate::arena::{FloatVector, Tensor};
 use crate::ops::{Ops, Work};
 use crate::place::{assert_apart, assert_apart_or_same, assert_same_shape, place_of};

@@ -1,6 +1,11 @@
 //! Rotary position embedding (Su et al., "RoFormer") in the half-split form: elements i and i + d/2 of a head are
 //! the two coordinates that position p turns by the angle `p * inverse_frequency[i]`.
 
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
 use crate::arena::{AlignedBuffer, Tensor};
 use crate::ops::{Ops, Work};
 use crate::place::Place;

@@ -17,10 +17,10 @@ pub(crate) fn exp<S: Simd>(x: S) -> S {
     let round = S::splat(12_582_912.0);
     let n = x.mul_add(S::splat(std::f32::consts::LOG2_E), round) - round;
     // ln 2 in two parts, the first with few bits: its product with n is exact.
-    let r = n.mul_add(S::splat(-0.693_359_375), x);
+    let r = n.mul_add(S::splat(-355.0 / 512.0), x);
     let r = n.mul_add(S::splat(2.121_944_4e-4), r);
     let mut p = S::splat(1.987_569_1e-4);
-    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = p.mul_add(r, S::splat(coefficient));
     }
     let p = p.mul_add(r * r, r) + S::splat(1.0);

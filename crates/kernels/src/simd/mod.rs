@@ -185,6 +185,23 @@ unsafe fn run_recorded<S: Simd, K: Kernel>(kernel: K) -> K::Output {
     unsafe { S::call(kernel) }
 }
 
+/// The operators of a vector type, from functions of the same name.
+macro_rules! operators {
+    ($type:ty) => {
+        operators!($type, Add add, Sub sub, Mul mul, Div div);
+    };
+    ($type:ty, $($trait:ident $method:ident),*) => {
+        $(impl std::ops::$trait for $type {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                <$type>::$method(self, other)
+            }
+        })*
+    };
+}
+pub(crate) use operators;
+
 /// Which instruction sets kernels of this thread ran on, for tests that ask.
 #[cfg(test)]
 pub(crate) mod record {
@@ -206,20 +223,3 @@ pub(crate) mod record {
         NAMES.with_borrow_mut(|names| std::mem::take(names).into_iter().collect())
     }
 }
-
-/// The operators of a vector type, from functions of the same name.
-macro_rules! operators {
-    ($type:ty) => {
-        operators!($type, Add add, Sub sub, Mul mul, Div div);
-    };
-    ($type:ty, $($trait:ident $method:ident),*) => {
-        $(impl std::ops::$trait for $type {
-            type Output = Self;
-            #[inline(always)]
-            fn $method(self, other: Self) -> Self {
-                <$type>::$method(self, other)
-            }
-        })*
-    };
-}
-pub(crate) use operators;
