@@ -9,14 +9,20 @@ pub enum EvalError {
     NoQueries,
     #[error("no held-out record can be evaluated: all {skipped} were left out, the first because {first_reason}")]
     NoUsableQueries { skipped: usize, first_reason: String },
+    #[error("no arm to evaluate; choose at least one")]
+    NoArms,
     #[error("unknown arm {name:?}; the arms are {known}")]
     UnknownArm { name: String, known: String },
     #[error("arm {arm:?} needs {needs}, which was not given")]
     ArmNeeds { arm: &'static str, needs: &'static str },
     #[error("unknown metric {name:?}; the metrics are {known}")]
     UnknownMetric { name: String, known: String },
+    #[error("arm {arm:?}: {source}")]
+    Adapter { arm: &'static str, source: model::ModelError },
+    #[error("arm {arm:?}, record {record:?}: {source}")]
+    Query { arm: &'static str, record: String, source: model::ModelError },
     #[error("arm {arm:?}, record {record:?}: the loss is {value}, expected a finite number")]
-    LossNotFinite { arm: String, record: String, value: f64 },
+    LossNotFinite { arm: &'static str, record: String, value: f64 },
     #[error("stopped before the evaluation was complete")]
     Stopped,
     #[error("cannot write {path}: {source}")]

@@ -103,7 +103,7 @@ pub struct SkippedQuery {
     pub reason: String,
 }
 
-/// The outcome of [`crate::arms::evaluate`].
+/// The outcome of [`crate::evaluate`].
 #[derive(Clone, Debug)]
 pub struct Evaluation {
     /// In the order of [`crate::ARMS`].

@@ -4,7 +4,8 @@
 //!
 //! - [`metrics`]: one file a metric, [`metrics::METRICS`] lists them.
 //! - [`bootstrap`]: seeded 95 % intervals of means and of paired differences, over queries.
-//! - [`arms`]: [`arms::ARMS`] lists what is compared, [`arms::COMPARISONS`] which differences are reported.
+//! - [`arms`]: [`ARMS`] lists what is compared, [`COMPARISONS`] which differences are reported.
+//! - [`evaluate`]: runs the arms over the person's held-out records.
 //! - [`evaluation`]: rows per query, summaries, the JSON form.
 //! - [`verdict`]: what may honestly be said, and whether the adapter is kept.
 //! - [`report`]: one self-contained page (HTML with inline SVG), and the same in Markdown and JSON.
@@ -14,6 +15,7 @@
 pub mod arms;
 pub mod bootstrap;
 mod error;
+mod evaluate;
 pub mod evaluation;
 pub mod metrics;
 pub mod report;
@@ -23,6 +25,7 @@ pub mod verdict;
 pub use arms::{ARMS, Arm, COMPARISONS, Comparison, WhichAdapter};
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::EvalError;
+pub use evaluate::{EvalInputs, EvalProgress, evaluate};
 pub use evaluation::{ArmResult, Difference, Estimate, Evaluation, QueryRow};
 pub use metrics::{Better, METRICS, Metric};
 pub use verdict::{Decision, Finding, Outcome, Verdict};

@@ -1,0 +1,216 @@
+//! Runs the arms over a person's held-out records.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use data::{Example, ExampleOptions, Prompt, Record, RecordBody, Retriever, TextPipeline, build_example, build_prompt};
+use kernels::OpsOptions;
+use model::{AdapterWeights, Generator, GeneratorOptions, Model, ModelError, SamplingOptions};
+
+use crate::arms::{ARMS, Arm, WhichAdapter};
+use crate::bootstrap::Bootstrap;
+use crate::error::EvalError;
+use crate::evaluation::{Evaluation, QueryRow, SkippedQuery};
+use crate::metrics::text_metrics;
+
+/// What is evaluated, and how.
+pub struct EvalInputs<'a> {
+    pub model: Arc<Model>,
+    pub text: &'a TextPipeline,
+    /// The records before the held-out ones (those that were trained on), for retrieval.
+    pub earlier: &'a [Record],
+    /// The held-out records, oldest first.
+    pub queries: &'a [Record],
+    /// Trained on the person's history.
+    pub adapter: Option<&'a AdapterWeights>,
+    /// Trained the same way on another person's history.
+    pub other_adapter: Option<&'a AdapterWeights>,
+    pub arms: &'a [&'static Arm],
+    /// As in training. `retrieved_records` counts for the arms with retrieval (the paper has 4), the others have none.
+    pub options: ExampleOptions,
+    /// The most tokens of a generated answer. `None` measures losses only, in a small part of the time.
+    pub answer_tokens_max: Option<usize>,
+    pub ops: OpsOptions,
+}
+
+/// Told after every query of every arm.
+#[derive(Clone, Copy, Debug)]
+pub struct EvalProgress {
+    pub arm: &'static Arm,
+    /// Queries done, over all arms, of how many.
+    pub done: usize,
+    pub total: usize,
+}
+
+/// Measures every arm on the same queries. `watch` may end it, which is [`EvalError::Stopped`].
+///
+/// - **Loss** of a query: the forward of training over the record's example, the same tokens supervised.
+/// - **Generation**: greedy, from the same prompt, until a stop token or `answer_tokens_max`. The prompt's keys and
+///   values are those that the loss left behind, so that a prompt is computed once per arm. Plain text records have
+///   no question to answer and are not generated.
+/// - **Retrieval** sees what the person had written before the query: the history, and held-out records that are
+///   earlier than it. Never later records, never another person's.
+///
+/// A record that cannot be made into an example under one of the arms is left out of all of them, with the reason in
+/// [`Evaluation::skipped`]: arms are only comparable over the same queries.
+pub fn evaluate(
+    inputs: &EvalInputs,
+    watch: &mut dyn FnMut(&EvalProgress) -> ControlFlow<()>,
+) -> Result<Evaluation, EvalError> {
+    let start = Instant::now();
+    check(inputs)?;
+    let arms = ordered(inputs.arms);
+    let (queries, skipped) = prepare(inputs)?;
+    let total = queries.len() * arms.len();
+    let mut runs = Vec::with_capacity(arms.len());
+    let mut generator = None;
+    for arm in arms {
+        let generator = with_adapter(&mut generator, arm, inputs)?;
+        let mut rows = Vec::with_capacity(queries.len());
+        for query in &queries {
+            rows.push(run_query(generator, arm, query, inputs)?);
+            let done = runs.len() * queries.len() + rows.len();
+            if watch(&EvalProgress { arm, done, total }).is_break() {
+                return Err(EvalError::Stopped);
+            }
+        }
+        runs.push((arm, rows));
+    }
+    let evaluation = Evaluation::from_rows(runs, text_metrics(), Bootstrap::default())?;
+    Ok(Evaluation { skipped, wall_s: start.elapsed().as_secs_f64(), ..evaluation })
+}
+
+/// A query as the model sees it without and with retrieval.
+struct Query<'a> {
+    record: &'a Record,
+    plain: Option<Asked>,
+    retrieved: Option<Asked>,
+}
+
+/// The example whose loss is measured, and the prompt that is continued.
+struct Asked {
+    example: Example,
+    prompt: Option<Prompt>,
+}
+
+fn check(inputs: &EvalInputs) -> Result<(), EvalError> {
+    if inputs.queries.is_empty() {
+        return Err(EvalError::NoQueries);
+    }
+    if inputs.arms.is_empty() {
+        return Err(EvalError::NoArms);
+    }
+    for arm in inputs.arms {
+        let missing = match arm.adapter {
+            WhichAdapter::Own if inputs.adapter.is_none() => Some("an adapter"),
+            WhichAdapter::Other if inputs.other_adapter.is_none() => Some("another person's adapter"),
+            _ if arm.retrieval && inputs.options.retrieved_records == 0 => Some("at least one retrieved record"),
+            _ => None,
+        };
+        if let Some(needs) = missing {
+            return Err(EvalError::ArmNeeds { arm: arm.name, needs });
+        }
+    }
+    Ok(())
+}
+
+/// The chosen arms in the order of [`ARMS`], each once: arms with the same adapter follow each other.
+fn ordered(chosen: &[&'static Arm]) -> Vec<&'static Arm> {
+    ARMS.iter().filter(|arm| chosen.contains(arm)).collect()
+}
+
+/// All that can be asked, and what cannot be and why.
+fn prepare<'a>(inputs: &EvalInputs<'a>) -> Result<(Vec<Query<'a>>, Vec<SkippedQuery>), EvalError> {
+    let earlier: Vec<Record> = inputs.earlier.iter().chain(inputs.queries).cloned().collect();
+    let retriever = Retriever::new(&earlier);
+    let mut queries = Vec::with_capacity(inputs.queries.len());
+    let mut skipped = Vec::new();
+    for record in inputs.queries {
+        let asked = |retrieval: bool| {
+            let wanted = inputs.arms.iter().any(|arm| arm.retrieval == retrieval);
+            wanted.then(|| ask(inputs, record, &retriever, retrieval)).transpose()
+        };
+        match asked(false).and_then(|plain| Ok(Query { record, plain, retrieved: asked(true)? })) {
+            Ok(query) => queries.push(query),
+            Err(reason) => skipped.push(SkippedQuery { id: record.id.clone(), reason }),
+        }
+    }
+    match skipped.first() {
+        Some(first) if queries.is_empty() => {
+            Err(EvalError::NoUsableQueries { skipped: skipped.len(), first_reason: first.reason.clone() })
+        }
+        _ => Ok((queries, skipped)),
+    }
+}
+
+fn ask(inputs: &EvalInputs, record: &Record, retriever: &Retriever, retrieval: bool) -> Result<Asked, String> {
+    if record.answer().trim().is_empty() {
+        return Err("it has no answer".into());
+    }
+    let retrieved_records = if retrieval { inputs.options.retrieved_records } else { 0 };
+    let options = ExampleOptions { retrieved_records, ..inputs.options.clone() };
+    let example = build_example(inputs.text, record, retriever, &options).map_err(|error| error.to_string())?;
+    let prompt = match inputs.answer_tokens_max {
+        Some(answer_tokens_max) if !matches!(record.body, RecordBody::Text(_)) => {
+            let built = build_prompt(inputs.text, record, retriever, &options, answer_tokens_max);
+            Some(built.map_err(|error| error.to_string())?)
+        }
+        _ => None,
+    };
+    Ok(Asked { example, prompt })
+}
+
+/// The generator with the arm's adapter; made at the first call.
+fn with_adapter<'g>(
+    generator: &'g mut Option<Generator>,
+    arm: &'static Arm,
+    inputs: &EvalInputs,
+) -> Result<&'g mut Generator, EvalError> {
+    let adapter = match arm.adapter {
+        WhichAdapter::None => None,
+        WhichAdapter::Own => inputs.adapter,
+        WhichAdapter::Other => inputs.other_adapter,
+    };
+    let failed = |source| EvalError::Adapter { arm: arm.name, source };
+    if let Some(present) = generator {
+        present.set_adapter(adapter).map_err(failed)?;
+        return Ok(present);
+    }
+    let options = GeneratorOptions { ops: inputs.ops, context_tokens_max: inputs.options.tokens_max };
+    Ok(generator.insert(Generator::new(Arc::clone(&inputs.model), adapter, options).map_err(failed)?))
+}
+
+fn run_query(
+    generator: &mut Generator,
+    arm: &'static Arm,
+    query: &Query,
+    inputs: &EvalInputs,
+) -> Result<QueryRow, EvalError> {
+    let asked = if arm.retrieval { &query.retrieved } else { &query.plain };
+    let Asked { example, prompt } = asked.as_ref().expect("prepared for every arm that runs");
+    let id = &query.record.id;
+    let failed = |source: ModelError| EvalError::Query { arm: arm.name, record: id.clone(), source };
+    let losses = generator.losses(&example.tokens, &example.loss_mask).map_err(failed)?;
+    if !losses.loss_sum.is_finite() {
+        return Err(EvalError::LossNotFinite { arm: arm.name, record: id.clone(), value: losses.loss_sum });
+    }
+    let mut generated = None;
+    if let (Some(prompt), Some(tokens_max)) = (prompt, inputs.answer_tokens_max) {
+        let stop_tokens = inputs.text.stop_tokens().to_vec();
+        let greedy = SamplingOptions { tokens_max, temperature: 0.0, stop_tokens, ..SamplingOptions::default() };
+        generated = Some(generator.generate(&prompt.tokens, &greedy, &mut |_| true).map_err(failed)?);
+    }
+    let first_answer_token = example.loss_mask.iter().position(|learned| *learned).unwrap_or(0);
+    Ok(QueryRow {
+        id: id.clone(),
+        gold: query.record.answer(),
+        prediction: generated.as_ref().map(|tokens| inputs.text.decode(tokens).trim().to_string()),
+        loss_sum: Some(losses.loss_sum),
+        answer_tokens: losses.losses.len(),
+        prompt_tokens: prompt.as_ref().map_or(first_answer_token, |prompt| prompt.tokens.len()),
+        generated_tokens: generated.map_or(0, |tokens| tokens.len()),
+        retrieved_records: example.retrieved_ids.len(),
+        context_tokens_cut: example.truncation.context_tokens_cut,
+    })
+}
