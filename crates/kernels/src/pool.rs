@@ -14,6 +14,7 @@ const SPIN: Duration = Duration::from_micros(100);
 
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
+#[derive(Clone, Copy)]
 struct Job {
     /// The loop body with its lifetime erased; valid until the job is withdrawn and `active` is zero.
     body: *const Body<'static>,
@@ -23,25 +24,21 @@ struct Job {
 unsafe impl Send for Job {}
 
 struct State {
-    job: Option<Arc<Running>>,
+    job: Option<Job>,
     stop: bool,
 }
 
-struct Running {
-    job: Job,
-    next: AtomicUsize,
-    /// Workers inside this job besides the caller. Counted up under the state lock.
-    active: AtomicUsize,
-    panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
-}
-// SAFETY: see `Job`; the other fields are synchronized.
-unsafe impl Sync for Running {}
-
+/// What all workers see. There is one job at a time, so its counters live here: a loop allocates nothing.
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
     /// Number of jobs started: workers spin on it before they sleep.
     epoch: AtomicUsize,
+    /// The next task of the present job.
+    next: AtomicUsize,
+    /// Workers inside the present job besides the caller. Counted up under the state lock.
+    active: AtomicUsize,
+    panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
 /// Worker threads; the calling thread is worker 0. Dropping the pool joins the threads.
@@ -59,6 +56,9 @@ impl Pool {
             state: Mutex::new(State { job: None, stop: false }),
             wake: Condvar::new(),
             epoch: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            panic: Mutex::new(None),
         });
         let handles = (1..threads)
             .map(|worker| {
@@ -89,28 +89,26 @@ impl Pool {
         // join it any more) and every worker that had joined has left.
         let body_static: *const Body<'static> =
             unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body as *const Body<'_>) };
-        let running = Arc::new(Running {
-            job: Job { body: body_static, tasks },
-            next: AtomicUsize::new(0),
-            active: AtomicUsize::new(0),
-            panic: Mutex::new(None),
-        });
+        let shared = &*self.shared;
+        let job = Job { body: body_static, tasks };
         {
-            let mut state = self.shared.state.lock().expect("pool state");
+            let mut state = shared.state.lock().expect("pool state");
             assert!(state.job.is_none(), "parallel loops must not be nested");
-            state.job = Some(Arc::clone(&running));
-            self.shared.epoch.fetch_add(1, Ordering::Release);
-            self.shared.wake.notify_all();
+            // No worker is inside a job: the last `run` waited for all of them.
+            shared.next.store(0, Ordering::Relaxed);
+            state.job = Some(job);
+            shared.epoch.fetch_add(1, Ordering::Release);
+            shared.wake.notify_all();
         }
-        take_tasks(&running, 0);
+        take_tasks(shared, job, 0);
         // No task is left: workers that have not woken yet need not come.
-        self.shared.state.lock().expect("pool state").job = None;
+        shared.state.lock().expect("pool state").job = None;
         let mut spins = 0u32;
-        while running.active.load(Ordering::Acquire) != 0 {
+        while shared.active.load(Ordering::Acquire) != 0 {
             spins += 1;
             if spins < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        let panic = running.panic.lock().expect("panic slot").take();
+        let panic = shared.panic.lock().expect("panic slot").take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -128,21 +126,21 @@ impl Drop for Pool {
     }
 }
 
-fn take_tasks(running: &Running, worker: usize) {
+fn take_tasks(shared: &Shared, job: Job, worker: usize) {
     // SAFETY: this worker is counted in `active` (or is the caller of `run`), so the body is alive.
-    let body = unsafe { &*running.job.body };
+    let body = unsafe { &*job.body };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         loop {
-            let task = running.next.fetch_add(1, Ordering::Relaxed);
-            if task >= running.job.tasks {
+            let task = shared.next.fetch_add(1, Ordering::Relaxed);
+            if task >= job.tasks {
                 break;
             }
             body(task, worker);
         }
     }));
     if let Err(panic) = outcome {
-        running.next.store(running.job.tasks, Ordering::Relaxed);
-        running.panic.lock().expect("panic slot").get_or_insert(panic);
+        shared.next.store(job.tasks, Ordering::Relaxed);
+        shared.panic.lock().expect("panic slot").get_or_insert(panic);
     }
 }
 
@@ -153,7 +151,7 @@ fn work(shared: &Shared, worker: usize) {
         while shared.epoch.load(Ordering::Acquire) == seen && start.elapsed() < SPIN {
             std::hint::spin_loop();
         }
-        let running = {
+        let job = {
             let mut state = shared.state.lock().expect("pool state");
             loop {
                 if state.stop {
@@ -162,16 +160,16 @@ fn work(shared: &Shared, worker: usize) {
                 let epoch = shared.epoch.load(Ordering::Acquire);
                 if epoch != seen {
                     seen = epoch;
-                    if let Some(job) = &state.job {
-                        job.active.fetch_add(1, Ordering::AcqRel);
-                        break Arc::clone(job);
+                    if let Some(job) = state.job {
+                        shared.active.fetch_add(1, Ordering::AcqRel);
+                        break job;
                     }
                 }
                 state = shared.wake.wait(state).expect("pool state");
             }
         };
-        take_tasks(&running, worker);
-        running.active.fetch_sub(1, Ordering::Release);
+        take_tasks(shared, job, worker);
+        shared.active.fetch_sub(1, Ordering::Release);
     }
 }
 
