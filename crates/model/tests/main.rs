@@ -1,6 +1,7 @@
 //! Whole models: gradients against central differences, equalities that must hold to the bit, counted work and
 //! allocations, and values written by other programs.
 
+mod allocations;
 mod bad_input;
 mod counted_work;
 mod equalities;
