@@ -8,6 +8,8 @@
 pub mod adamw;
 pub mod arena;
 pub mod attention;
+pub mod bench;
+pub mod ceiling;
 pub mod elementwise;
 pub mod embedding;
 pub mod gate;

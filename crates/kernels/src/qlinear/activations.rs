@@ -73,7 +73,25 @@ impl IntegerKernel for QuantizeForward {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            match (self.input.groups, self.input.cell_bytes == TILE) {
+                (1, false) => self.row_tile::<S, 1, false>(),
+                (2, false) => self.row_tile::<S, 2, false>(),
+                (_, false) => self.row_tile::<S, 4, false>(),
+                (1, true) => self.row_tile::<S, 1, true>(),
+                (2, true) => self.row_tile::<S, 2, true>(),
+                (_, true) => self.row_tile::<S, 4, true>(),
+            }
+        }
+    }
+}
+
+impl QuantizeForward {
+    #[inline(always)]
+    unsafe fn row_tile<S: IntegerSimd, const G: usize, const SMALL: bool>(&self) {
         let Self { x, k, input, row_tile } = self;
+        let cell_bytes = if SMALL { TILE } else { 2 * TILE };
         let first_row = row_tile * ROWS;
         let height = ROWS.min(input.rows - first_row);
         // SAFETY: rows and tiles stay inside x and inside the cells sized for them; k is a multiple of 16.
@@ -86,14 +104,20 @@ impl IntegerKernel for QuantizeForward {
                     for row in 0..height {
                         let from = x.add((first_row + row) * k + column);
                         let mut values = [S::Float::zero(); 4];
-                        for (v, value) in values.iter_mut().enumerate() {
-                            if column + LANES * v < k {
+                        if column + TILE <= *k {
+                            for (v, value) in values.iter_mut().enumerate() {
                                 *value = S::Float::load(from.add(LANES * v));
                             }
+                        } else {
+                            for (v, value) in values.iter_mut().enumerate() {
+                                if column + LANES * v < *k {
+                                    *value = S::Float::load(from.add(LANES * v));
+                                }
+                            }
                         }
-                        let to = input.integers.add((cell + tile * height + row) * input.cell_bytes);
-                        let place = (cell + tile * height) * input.groups + row;
-                        quantize_cell::<S>(&input, &values, to, place, height);
+                        let to = input.integers.add((cell + tile * height + row) * cell_bytes);
+                        let place = (cell + tile * height) * G + row;
+                        quantize_cell::<S, G, SMALL>(input, &values, to, place, height);
                     }
                 }
             }
@@ -102,29 +126,28 @@ impl IntegerKernel for QuantizeForward {
 }
 
 #[inline(always)]
-unsafe fn quantize_cell<S: IntegerSimd>(
+unsafe fn quantize_cell<S: IntegerSimd, const G: usize, const SMALL: bool>(
     input: &ForwardInput,
     values: &[S::Float; 4],
     to: *mut u8,
     place: usize,
     height: usize,
 ) {
-    let small = input.cell_bytes == TILE;
-    let integer_max = if small { FORWARD_A8_MAX } else { FORWARD_A16_MAX };
-    let vectors = 4 / input.groups;
+    let integer_max = if SMALL { FORWARD_A8_MAX } else { FORWARD_A16_MAX };
     // SAFETY: passed on.
     unsafe {
-        for group in 0..input.groups {
+        for group in 0..G {
+            let vectors = group * 4 / G..(group + 1) * 4 / G;
             let mut largest = S::zero();
-            for v in group * vectors..(group + 1) * vectors {
-                largest = largest.max_magnitude(values[v]);
+            for value in &values[vectors.clone()] {
+                largest = largest.max_magnitude(*value);
             }
             let (scale, inverse) = scale_of(largest.reduce_max_u32(), integer_max);
             let mut sum = S::zero();
-            for v in group * vectors..(group + 1) * vectors {
+            for v in vectors {
                 let integers = S::from_float(values[v] * S::Float::splat(inverse));
                 sum = sum.add_i32(integers);
-                if small {
+                if SMALL {
                     integers.store_as_i8_quads(to.add(16 * v));
                 } else {
                     integers.store_as_i16(to.add(32 * v));

@@ -10,7 +10,6 @@
 
 mod activations;
 mod affine;
-#[cfg(test)]
 pub(crate) mod cases;
 mod forward;
 mod input_grad;

@@ -13,8 +13,8 @@
 
 use super::layout::{QUAD_ORDER, TILE};
 use super::packed::PackedHeader;
-use crate::simd::Simd;
 use crate::simd::integer::IntegerSimd;
+use crate::simd::{LANES, Simd};
 
 /// Bytes of a vector.
 pub(super) const VECTOR: usize = 64;
@@ -30,6 +30,15 @@ pub(super) const PANEL_I16: usize = 32 * PANEL_ROW;
 pub(super) const PANEL_I8: usize = 16 * PANEL_ROW;
 /// Bytes of an f32 panel of one tile.
 pub(super) const PANEL_F32: usize = 64 * PANEL_ROW;
+
+/// Stores column vector `across` of panel row `row`.
+///
+/// These are functions and no closures: a closure that is not inlined would lose the instruction set.
+#[inline(always)]
+unsafe fn put<S: IntegerSimd>(out: *mut u8, row: usize, across: usize, vector: S) {
+    // SAFETY: the caller names a place inside the panel.
+    unsafe { vector.store(out.add(row * PANEL_ROW + across * VECTOR)) }
+}
 
 /// What unpacking must know about a matrix.
 #[derive(Clone, Copy)]
@@ -75,14 +84,13 @@ pub(super) unsafe fn scales<S: IntegerSimd>(format: &TileFormat, tile: *const u8
 pub(super) unsafe fn forward_i16<S: IntegerSimd>(format: &TileFormat, tile: *const u8, out: *mut u8) {
     // SAFETY: offsets stay inside tile and panel.
     unsafe {
-        let put = |pair: usize, a: usize, v: S| v.store(out.add(pair * PANEL_ROW + a * VECTOR));
         if format.wide {
             let mask = S::splat_i16(0xff);
             for a in 0..4 {
                 for quad in 0..16 {
                     let codes = S::load(tile.add((a * 16 + quad) * VECTOR));
-                    put(2 * quad, a, codes.and(mask));
-                    put(2 * quad + 1, a, codes.shift_right_u16::<8>());
+                    put(out, 2 * quad, a, codes.and(mask));
+                    put(out, 2 * quad + 1, a, codes.shift_right_u16::<8>());
                 }
             }
         } else {
@@ -90,10 +98,10 @@ pub(super) unsafe fn forward_i16<S: IntegerSimd>(format: &TileFormat, tile: *con
             for a in 0..4 {
                 for quad in 0..8 {
                     let codes = S::load(tile.add((a * 8 + quad) * VECTOR));
-                    put(2 * quad, a, codes.and(mask));
-                    put(2 * quad + 1, a, codes.shift_right_u16::<8>().and(mask));
-                    put(2 * quad + 16, a, codes.shift_right_u16::<4>().and(mask));
-                    put(2 * quad + 17, a, codes.shift_right_u16::<12>());
+                    put(out, 2 * quad, a, codes.and(mask));
+                    put(out, 2 * quad + 1, a, codes.shift_right_u16::<8>().and(mask));
+                    put(out, 2 * quad + 16, a, codes.shift_right_u16::<4>().and(mask));
+                    put(out, 2 * quad + 17, a, codes.shift_right_u16::<12>());
                 }
             }
         }
@@ -106,11 +114,10 @@ pub(super) unsafe fn forward_i16<S: IntegerSimd>(format: &TileFormat, tile: *con
 pub(super) unsafe fn forward_u8<S: IntegerSimd>(format: &TileFormat, tile: *const u8, out: *mut u8) {
     // SAFETY: offsets stay inside tile and panel.
     unsafe {
-        let put = |quad: usize, a: usize, v: S| v.store(out.add(quad * PANEL_ROW + a * VECTOR));
         if format.wide {
             for a in 0..4 {
                 for quad in 0..16 {
-                    put(quad, a, S::load(tile.add((a * 16 + quad) * VECTOR)));
+                    put(out, quad, a, S::load(tile.add((a * 16 + quad) * VECTOR)));
                 }
             }
         } else {
@@ -118,8 +125,8 @@ pub(super) unsafe fn forward_u8<S: IntegerSimd>(format: &TileFormat, tile: *cons
             for a in 0..4 {
                 for quad in 0..8 {
                     let codes = S::load(tile.add((a * 8 + quad) * VECTOR));
-                    put(quad, a, codes.and(mask));
-                    put(quad + 8, a, codes.shift_right_u16::<4>().and(mask));
+                    put(out, quad, a, codes.and(mask));
+                    put(out, quad + 8, a, codes.shift_right_u16::<4>().and(mask));
                 }
             }
         }
@@ -137,7 +144,7 @@ pub(super) unsafe fn forward_f32<S: IntegerSimd>(
     scales: *const f32,
     out: *mut f32,
 ) {
-    let vectors = if format.wide { 16 } else { 8 };
+    let vectors = vectors(format);
     // SAFETY: offsets stay inside tile, scales and panel.
     unsafe {
         for a in 0..4 {
@@ -145,17 +152,11 @@ pub(super) unsafe fn forward_f32<S: IntegerSimd>(
                 let codes = S::load(tile.add((a * vectors + quad) * VECTOR));
                 for (j, codes) in bytes_apart(codes).into_iter().enumerate() {
                     let k = 4 * quad + QUAD_ORDER[j];
-                    let to = |k: usize| out.add(k * TILE + 16 * a);
-                    let from = |k: usize| scales.add(k * format.groups / TILE * 2 * TILE + 16 * a);
-                    let weight = |codes: S, k: usize| {
-                        let (scale, bias) = (S::Float::load(from(k)), S::Float::load(from(k).add(TILE)));
-                        unbiased(format, codes).mul_add(scale, bias)
-                    };
                     if format.wide {
-                        weight(codes, k).store(to(k));
+                        forward_weight(format, codes, scales, k, a, out);
                     } else {
-                        weight(codes.and(S::splat_i32(15)), k).store(to(k));
-                        weight(codes.shift_right_u32::<4>(), k + 32).store(to(k + 32));
+                        forward_weight(format, codes.and(S::splat_i32(15)), scales, k, a, out);
+                        forward_weight(format, codes.shift_right_u32::<4>(), scales, k + 32, a, out);
                     }
                 }
             }
@@ -163,34 +164,47 @@ pub(super) unsafe fn forward_f32<S: IntegerSimd>(
     }
 }
 
-/// Calls `put(n quad, column vector, bytes)` for every 64-byte part of the tile seen from the other side: lanes
-/// of four columns, each with the codes of four rows in the order that `table` gives.
+/// Weights of column `k` and rows 16a.. from their stored codes.
+#[inline(always)]
+unsafe fn forward_weight<S: IntegerSimd>(
+    format: &TileFormat,
+    codes: S,
+    scales: *const f32,
+    k: usize,
+    a: usize,
+    out: *mut f32,
+) {
+    // SAFETY: passed on from `forward_f32`.
+    unsafe {
+        let from = scales.add(k * format.groups / TILE * 2 * TILE + LANES * a);
+        let (scale, bias) = (S::Float::load(from), S::Float::load(from.add(TILE)));
+        unbiased(format, codes).mul_add(scale, bias).store(out.add(k * TILE + LANES * a));
+    }
+}
+
+/// Vectors of stored codes for a quarter of a tile's rows.
+#[inline(always)]
+fn vectors(format: &TileFormat) -> usize {
+    if format.wide { 16 } else { 8 }
+}
+
+/// Rows 16a.. and columns 16c.. (and 32 + 16c.. in the high nibbles) seen from the other side: vector i has the
+/// rows 16a + 4i.., lane by lane four columns, each with the codes of four rows in the order that `table` gives.
 #[inline(always)]
 unsafe fn transposed<S: IntegerSimd>(
     format: &TileFormat,
     tile: *const u8,
+    a: usize,
+    c: usize,
     table: &[u8; 16],
-    mut put: impl FnMut(usize, usize, S),
-) {
-    let vectors = if format.wide { 16 } else { 8 };
-    // SAFETY: offsets stay inside the tile.
+) -> [S; 4] {
+    // SAFETY: the caller names a part of the tile.
     unsafe {
-        for a in 0..4 {
-            for c in 0..vectors / 4 {
-                let from = tile.add((a * vectors + 4 * c) * VECTOR);
-                let lanes = [
-                    S::load(from),
-                    S::load(from.add(VECTOR)),
-                    S::load(from.add(2 * VECTOR)),
-                    S::load(from.add(3 * VECTOR)),
-                ];
-                let lanes = S::transpose_lanes(lanes);
-                put(4 * a, c, lanes[0].shuffle_bytes(table));
-                put(4 * a + 1, c, lanes[1].shuffle_bytes(table));
-                put(4 * a + 2, c, lanes[2].shuffle_bytes(table));
-                put(4 * a + 3, c, lanes[3].shuffle_bytes(table));
-            }
-        }
+        let from = tile.add((a * vectors(format) + 4 * c) * VECTOR);
+        let lanes =
+            [S::load(from), S::load(from.add(VECTOR)), S::load(from.add(2 * VECTOR)), S::load(from.add(3 * VECTOR))];
+        let [w, x, y, z] = S::transpose_lanes(lanes);
+        [w.shuffle_bytes(table), x.shuffle_bytes(table), y.shuffle_bytes(table), z.shuffle_bytes(table)]
     }
 }
 
@@ -215,21 +229,24 @@ const NATURAL: [u8; 16] = transpose_table([0, 1, 2, 3]);
 pub(super) unsafe fn input_grad_i16<S: IntegerSimd>(format: &TileFormat, tile: *const u8, out: *mut u8) {
     // SAFETY: offsets stay inside tile and panel.
     unsafe {
-        let put = |pair: usize, c: usize, v: S| v.store(out.add(pair * PANEL_ROW + c * VECTOR));
-        if format.wide {
-            let (mask, centre) = (S::splat_i16(0xff), S::splat_i16(128));
-            transposed::<S>(format, tile, &PAIRS, |quad, c, codes| {
-                put(2 * quad, c, codes.and(mask).sub_i16(centre));
-                put(2 * quad + 1, c, codes.shift_right_u16::<8>().sub_i16(centre));
-            });
-        } else {
-            let (mask, centre) = (S::splat_i16(0xf), S::splat_i16(8));
-            transposed::<S>(format, tile, &PAIRS, |quad, c, codes| {
-                put(2 * quad, c, codes.and(mask).sub_i16(centre));
-                put(2 * quad + 1, c, codes.shift_right_u16::<8>().and(mask).sub_i16(centre));
-                put(2 * quad, c + 2, codes.shift_right_u16::<4>().and(mask).sub_i16(centre));
-                put(2 * quad + 1, c + 2, codes.shift_right_u16::<12>().sub_i16(centre));
-            });
+        for a in 0..4 {
+            for c in 0..vectors(format) / 4 {
+                let parts = transposed::<S>(format, tile, a, c, &PAIRS);
+                for (i, codes) in parts.into_iter().enumerate() {
+                    let pair = 2 * (4 * a + i);
+                    if format.wide {
+                        let (mask, centre) = (S::splat_i16(0xff), S::splat_i16(128));
+                        put(out, pair, c, codes.and(mask).sub_i16(centre));
+                        put(out, pair + 1, c, codes.shift_right_u16::<8>().sub_i16(centre));
+                    } else {
+                        let (mask, centre) = (S::splat_i16(0xf), S::splat_i16(8));
+                        put(out, pair, c, codes.and(mask).sub_i16(centre));
+                        put(out, pair + 1, c, codes.shift_right_u16::<8>().and(mask).sub_i16(centre));
+                        put(out, pair, c + 2, codes.shift_right_u16::<4>().and(mask).sub_i16(centre));
+                        put(out, pair + 1, c + 2, codes.shift_right_u16::<12>().sub_i16(centre));
+                    }
+                }
+            }
         }
     }
 }
@@ -238,20 +255,24 @@ pub(super) unsafe fn input_grad_i16<S: IntegerSimd>(format: &TileFormat, tile: *
 /// `tile` points to a tile, `out` to [`PANEL_I8`] writable bytes.
 #[inline(always)]
 pub(super) unsafe fn input_grad_i8<S: IntegerSimd>(format: &TileFormat, tile: *const u8, out: *mut u8) {
-    // `pack_i8` of n 0..32 and n 32..64 leaves quads 2l, 2l + 1 and 8 + 2l, 8 + 2l + 1 in lane l.
-    let position = |quad: usize| quad % 8 / 2 * 4 + quad % 2 + quad / 8 * 2;
     // SAFETY: offsets stay inside tile and panel.
     unsafe {
-        let put = |quad: usize, c: usize, v: S| v.store(out.add(position(quad) * PANEL_ROW + c * VECTOR));
-        if format.wide {
-            let centre = S::splat_i8(-128);
-            transposed::<S>(format, tile, &NATURAL, |quad, c, codes| put(quad, c, codes.xor(centre)));
-        } else {
-            let (mask, centre) = (S::splat_i8(0xf), S::splat_i8(8));
-            transposed::<S>(format, tile, &NATURAL, |quad, c, codes| {
-                put(quad, c, codes.and(mask).sub_i8(centre));
-                put(quad, c + 2, codes.shift_right_u16::<4>().and(mask).sub_i8(centre));
-            });
+        for a in 0..4 {
+            for c in 0..vectors(format) / 4 {
+                let parts = transposed::<S>(format, tile, a, c, &NATURAL);
+                for (i, codes) in parts.into_iter().enumerate() {
+                    // `pack_i8` of n 0..32 and n 32..64 leaves quads 2l, 2l + 1 and 8 + 2l, 9 + 2l in lane l.
+                    let quad = 4 * a + i;
+                    let position = quad % 8 / 2 * 4 + quad % 2 + quad / 8 * 2;
+                    if format.wide {
+                        put(out, position, c, codes.xor(S::splat_i8(-128)));
+                    } else {
+                        let (mask, centre) = (S::splat_i8(0xf), S::splat_i8(8));
+                        put(out, position, c, codes.and(mask).sub_i8(centre));
+                        put(out, position, c + 2, codes.shift_right_u16::<4>().and(mask).sub_i8(centre));
+                    }
+                }
+            }
         }
     }
 }
@@ -269,22 +290,40 @@ pub(super) unsafe fn input_grad_f32<S: IntegerSimd>(
 ) {
     // SAFETY: offsets stay inside tile, scales and panel.
     unsafe {
-        transposed::<S>(format, tile, &NATURAL, |quad, c, codes: S| {
-            for (i, codes) in bytes_apart(codes).into_iter().enumerate() {
-                let n = 4 * quad + i;
-                let weight = |codes: S, c: usize| {
-                    let from = scales.add(c * format.groups / ACROSS * 2 * TILE + n);
-                    let (scale, bias) = (S::Float::splat(*from), S::Float::splat(*from.add(TILE)));
-                    unbiased(format, codes).mul_add(scale, bias).store(out.add(n * TILE + 16 * c));
-                };
-                if format.wide {
-                    weight(codes, c);
-                } else {
-                    weight(codes.and(S::splat_i32(15)), c);
-                    weight(codes.shift_right_u32::<4>(), c + 2);
+        for a in 0..4 {
+            for c in 0..vectors(format) / 4 {
+                let parts = transposed::<S>(format, tile, a, c, &NATURAL);
+                for (i, codes) in parts.into_iter().enumerate() {
+                    for (j, codes) in bytes_apart(codes).into_iter().enumerate() {
+                        let n = 4 * (4 * a + i) + j;
+                        if format.wide {
+                            input_grad_weight(format, codes, scales, n, c, out);
+                        } else {
+                            input_grad_weight(format, codes.and(S::splat_i32(15)), scales, n, c, out);
+                            input_grad_weight(format, codes.shift_right_u32::<4>(), scales, n, c + 2, out);
+                        }
+                    }
                 }
             }
-        });
+        }
+    }
+}
+
+/// Weights of row `n` and columns 16c.. from their stored codes.
+#[inline(always)]
+unsafe fn input_grad_weight<S: IntegerSimd>(
+    format: &TileFormat,
+    codes: S,
+    scales: *const f32,
+    n: usize,
+    c: usize,
+    out: *mut f32,
+) {
+    // SAFETY: passed on from `input_grad_f32`.
+    unsafe {
+        let from = scales.add(c * format.groups / ACROSS * 2 * TILE + n);
+        let (scale, bias) = (S::Float::splat(*from), S::Float::splat(*from.add(TILE)));
+        unbiased(format, codes).mul_add(scale, bias).store(out.add(n * TILE + LANES * c));
     }
 }
 
