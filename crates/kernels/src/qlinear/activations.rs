@@ -96,29 +96,29 @@ impl QuantizeForward {
         let height = ROWS.min(input.rows - first_row);
         // SAFETY: rows and tiles stay inside x and inside the cells sized for them; k is a multiple of 16.
         unsafe {
-            for panel in 0..input.tiles.div_ceil(PANEL_TILES) {
-                let cell = first_cell(input.rows, input.tiles, panel, first_row);
-                let in_panel = PANEL_TILES.min(input.tiles - panel * PANEL_TILES);
-                for tile in 0..in_panel {
-                    let column = (panel * PANEL_TILES + tile) * TILE;
-                    for row in 0..height {
-                        let from = x.add((first_row + row) * k + column);
-                        let mut values = [S::Float::zero(); 4];
-                        if column + TILE <= *k {
-                            for (v, value) in values.iter_mut().enumerate() {
+            for row in 0..height {
+                let x = x.add((first_row + row) * k);
+                for tile in 0..input.tiles {
+                    let panel = tile / PANEL_TILES;
+                    let in_panel = tile % PANEL_TILES;
+                    let from = x.add(tile * TILE);
+                    let mut values = [S::Float::zero(); 4];
+                    if (tile + 1) * TILE <= *k {
+                        for (v, value) in values.iter_mut().enumerate() {
+                            // The same columns of the next row.
+                            S::prefetch(from.wrapping_add(k + LANES * v).cast());
+                            *value = S::Float::load(from.add(LANES * v));
+                        }
+                    } else {
+                        for (v, value) in values.iter_mut().enumerate() {
+                            if tile * TILE + LANES * v < *k {
                                 *value = S::Float::load(from.add(LANES * v));
                             }
-                        } else {
-                            for (v, value) in values.iter_mut().enumerate() {
-                                if column + LANES * v < *k {
-                                    *value = S::Float::load(from.add(LANES * v));
-                                }
-                            }
                         }
-                        let to = input.integers.add((cell + tile * height + row) * cell_bytes);
-                        let place = (cell + tile * height) * G + row;
-                        quantize_cell::<S, G, SMALL>(input, &values, to, place, height);
                     }
+                    let cell = first_cell(input.rows, input.tiles, panel, first_row) + in_panel * height;
+                    let to = input.integers.add((cell + row) * cell_bytes);
+                    quantize_cell::<S, G, SMALL>(input, &values, to, cell * G + row, height);
                 }
             }
         }

@@ -57,19 +57,29 @@ impl IntegerKernel for ForwardTask<'_> {
         // SAFETY: the scratch holds the three parts, the block as many rows as a task may have.
         unsafe {
             debug_assert!(self.rows <= BLOCK_ROWS);
-            std::ptr::write_bytes(block, 0, self.rows * TILE);
             match self.precision {
-                Precision::Exact => self.exact::<S>(panel, scales, block),
-                Precision::A16 | Precision::A8 => self.integer::<S>(panel, scales, block),
+                Precision::Exact => {
+                    std::ptr::write_bytes(block, 0, self.rows * TILE);
+                    self.exact::<S>(panel, scales, block);
+                    self.copy_out::<S>(block);
+                }
+                Precision::A16 | Precision::A8 => {
+                    let whole = (self.row_tile + 1) * TILE <= self.matrix.n_out();
+                    self.integer::<S>(panel, scales, block, whole);
+                    if !whole {
+                        self.copy_out::<S>(block);
+                    }
+                }
             }
-            self.copy_out::<S>(block);
         }
     }
 }
 
 impl ForwardTask<'_> {
+    /// The sums start from zero in the first panel and lie in the block between panels; those of the last panel
+    /// go straight to Y when the tile is `whole`.
     #[inline(always)]
-    unsafe fn integer<S: IntegerSimd>(&self, panel: *mut u8, scales: *mut f32, block: *mut f32) {
+    unsafe fn integer<S: IntegerSimd>(&self, panel: *mut u8, scales: *mut f32, block: *mut f32, whole: bool) {
         let format = TileFormat::new(self.matrix.header());
         let tiles = self.input.tiles;
         let tile_bytes = format.header.tile_bytes();
@@ -79,8 +89,13 @@ impl ForwardTask<'_> {
         // SAFETY: tiles, cells and rows stay inside their buffers by the loops' bounds.
         unsafe {
             let row_of_tiles = self.matrix.tiles().as_ptr().add(self.row_tile * tiles * tile_bytes);
-            for p in 0..tiles.div_ceil(PANEL_TILES) {
+            let panels = tiles.div_ceil(PANEL_TILES);
+            // The tiles of the next panel are fetched a few lines with each row tile of this one.
+            let prefetch_lines = (PANEL_TILES * tile_bytes / VECTOR).div_ceil(self.rows.div_ceil(ROWS));
+            for p in 0..panels {
                 let in_panel = PANEL_TILES.min(tiles - p * PANEL_TILES);
+                let mut next = row_of_tiles.wrapping_add((p + 1) * PANEL_TILES * tile_bytes);
+                let to_y = whole && p + 1 == panels;
                 for t in 0..in_panel {
                     let tile = row_of_tiles.add((p * PANEL_TILES + t) * tile_bytes);
                     S::call(UnpackForward { format, tile, small, out: panel.add(t * panel_tile) });
@@ -90,6 +105,17 @@ impl ForwardTask<'_> {
                 while row < self.rows {
                     let height = ROWS.min(self.rows - row);
                     let cell = first_cell(self.input.rows, tiles, p, self.first_row + row);
+                    let y = self.y.add((self.first_row + row) * self.y_stride + self.row_tile * TILE);
+                    if whole && p == panels.saturating_sub(2) {
+                        // Not in the last panel, which may be too narrow to hide it.
+                        for line in 0..height * ACROSS {
+                            S::prefetch(y.wrapping_add(line / ACROSS * self.y_stride + line % ACROSS * LANES).cast());
+                        }
+                    }
+                    for line in 0..prefetch_lines {
+                        S::prefetch(next.wrapping_add(line * VECTOR));
+                    }
+                    next = next.wrapping_add(prefetch_lines * VECTOR);
                     let dots = Dots {
                         tiles: in_panel,
                         groups: format.groups,
@@ -100,7 +126,10 @@ impl ForwardTask<'_> {
                         x_sums: self.input.sums.add(cell * format.groups),
                         x_centres: self.input.centres.add(cell * format.groups),
                         height,
-                        out: block.add(row * TILE),
+                        sums: block.add(row * TILE),
+                        from_zero: p == 0,
+                        to: if to_y { y } else { block.add(row * TILE) },
+                        to_stride: if to_y { self.y_stride } else { TILE },
                         offsets: !self.matrix.symmetric(),
                     };
                     match (small, format.wide) {
@@ -219,8 +248,13 @@ struct Dots {
     x_sums: *const f32,
     x_centres: *const i32,
     height: usize,
-    /// [height, 64] (add)
-    out: *mut f32,
+    /// [height, 64]: sums between the groups
+    sums: *mut f32,
+    /// Start from zero instead of from `sums`.
+    from_zero: bool,
+    /// Where the sums of the last group go, rows `to_stride` floats apart.
+    to: *mut f32,
+    to_stride: usize,
     offsets: bool,
 }
 
@@ -253,7 +287,8 @@ impl Dots {
                         x_scales: self.x_scales.add(row),
                         x_sums: self.x_sums.add(row),
                         x_centres: self.x_centres.add(row),
-                        out: self.out.add(row * TILE + v * LANES),
+                        sums: self.sums.add(row * TILE + v * LANES),
+                        to: self.to.add(row * self.to_stride + v * LANES),
                         ..self
                     };
                     match rows {
@@ -283,9 +318,11 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
         let steps = cell_bytes / 4 / d.groups;
         let (mut integers, mut panel, mut scales) = (d.integers, d.panel, d.scales);
         let (mut x_scales, mut x_sums, mut x_centres) = (d.x_scales, d.x_sums, d.x_centres);
+        let zeros = [0f32; TILE];
+        let (mut from, mut from_stride) = if d.from_zero { (zeros.as_ptr(), 0) } else { (d.sums.cast_const(), TILE) };
         // SAFETY: the pointers walk through the panel, the cells and their scales.
         unsafe {
-            for _ in 0..d.tiles {
+            for tile in 0..d.tiles {
                 for group in 0..d.groups {
                     // Stored codes exceed centred ones by 8 or 128: start from minus that times the sum of x.
                     let mut sums = [[S::zero(); NV]; MR];
@@ -310,19 +347,22 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
                         }
                     }
                     keep_out_of_registers();
+                    let last = tile + 1 == d.tiles && group + 1 == d.groups;
+                    let (to, to_stride) = if last { (d.to, d.to_stride) } else { (d.sums, TILE) };
                     for (r, sums) in sums.iter().enumerate() {
                         let x_scale = S::Float::splat(*x_scales.add(r));
                         let x_sum = S::Float::splat(*x_sums.add(r));
                         for (v, sum) in sums.iter().enumerate() {
-                            let out = d.out.add(r * TILE + v * LANES);
-                            let scaled = sum.to_float() * x_scale;
-                            let mut y = scaled.mul_add(S::Float::load(scales.add(v * LANES)), S::Float::load(out));
+                            let mut y = S::Float::load(from.add(r * from_stride + v * LANES));
+                            let scale = S::Float::load(scales.add(v * LANES));
+                            y = (sum.to_float() * x_scale).mul_add(scale, y);
                             if d.offsets {
                                 y = x_sum.mul_add(S::Float::load(scales.add(TILE + v * LANES)), y);
                             }
-                            y.store(out);
+                            y.store(to.add(r * to_stride + v * LANES));
                         }
                     }
+                    (from, from_stride) = (d.sums, TILE);
                     panel = panel.add(steps * PANEL_ROW);
                     scales = scales.add(2 * TILE);
                     x_scales = x_scales.add(d.height);

@@ -78,6 +78,9 @@ pub(crate) trait IntegerSimd: Copy {
     /// `from` points to 16 readable values.
     unsafe fn load_scales(scale_type: ScaleType, from: *const u8) -> Self::Float;
 
+    /// Asks for the cache line at `address`, which need not be readable, to come to the second-level cache.
+    fn prefetch(address: *const u8);
+
     #[inline(always)]
     fn zero() -> Self {
         Self::splat_i32(0)

@@ -246,4 +246,8 @@ impl IntegerSimd for Avx2Integer {
             }
         }
     }
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
 }

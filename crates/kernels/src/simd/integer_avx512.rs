@@ -165,4 +165,8 @@ impl IntegerSimd for Avx512Integer {
             })
         }
     }
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
 }

@@ -185,4 +185,6 @@ impl IntegerSimd for PortableInteger {
             })
         }
     }
+    #[inline(always)]
+    fn prefetch(_address: *const u8) {}
 }
