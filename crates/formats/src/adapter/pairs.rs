@@ -16,6 +16,9 @@ pub(super) struct Layout {
     pub(super) transposed: bool,
 }
 
+/// A tensor and its key.
+type Named<'a> = (&'a str, &'a StoredTensor);
+
 /// All pairs of `file`, checked: every key belongs to a pair, every pair is complete, of rank `rank` and finite.
 pub(super) fn read(
     path: &Path,
@@ -23,7 +26,7 @@ pub(super) fn read(
     layout: &Layout,
     rank: usize,
 ) -> Result<Vec<AdapterMatrix>, FormatError> {
-    let mut found: BTreeMap<(usize, String), [Option<(&str, &StoredTensor)>; 2]> = BTreeMap::new();
+    let mut found: BTreeMap<(usize, String), [Option<Named>; 2]> = BTreeMap::new();
     for (key, tensor) in &file.tensors {
         let Some((place, side)) = parse_key(key, layout) else {
             let expected = format!("{}MODULE{} or {}", layout.prefix, layout.a_suffix, layout.b_suffix);
@@ -67,8 +70,8 @@ fn parse_key(key: &str, layout: &Layout) -> Option<((usize, String), usize)> {
 fn read_pair(
     path: &Path,
     module: String,
-    (a_key, a): (&str, &StoredTensor),
-    (b_key, b): (&str, &StoredTensor),
+    (a_key, a): Named,
+    (b_key, b): Named,
     layout: &Layout,
     rank: usize,
 ) -> Result<AdapterMatrix, FormatError> {

@@ -18,8 +18,10 @@ pub(crate) struct BlockType {
     pub(crate) bits: u32,
     pub(crate) group_size: usize,
     /// Fills `block_len` codes, and one scale and one bias a group: w = scale * code + bias.
-    decode: fn(block: &[u8], codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]),
+    decode: DecodeBlock,
 }
+
+type DecodeBlock = fn(block: &[u8], codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]);
 
 impl std::fmt::Debug for BlockType {
     fn fmt(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {

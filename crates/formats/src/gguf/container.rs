@@ -262,7 +262,7 @@ fn read_list(cursor: &mut Cursor, depth: usize) -> Result<List, FormatError> {
     let count = cursor.count("list elements", 1)?;
     let list = List { element_type, count, start: cursor.at };
     if let Some(bytes) = fixed_bytes(element_type) {
-        cursor.take(count.checked_mul(bytes).unwrap_or(usize::MAX))?;
+        cursor.take(count.saturating_mul(bytes))?;
         return Ok(list);
     }
     for _ in 0..count {
