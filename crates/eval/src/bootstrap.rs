@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn pairing_removes_what_queries_have_in_common() {
-        let right = scores(&(0..50).map(|index| f64::from(index)).collect::<Vec<_>>());
+        let right = scores(&(0..50).map(f64::from).collect::<Vec<_>>());
         let left: Vec<Score> = right
             .iter()
             .enumerate()

@@ -121,7 +121,7 @@ fn numbers(difference: &Difference) -> String {
         None => "no interval".into(),
     };
     format!(
-        "{} {of_value:.3}, {} {minus_value:.3} nats per answer token, difference {:+.3} ({interval}).",
+        "{} {of_value:.3} against {} {minus_value:.3} nats per answer token: {:+.3} ({interval}).",
         label(comparison.of),
         label(comparison.minus),
         estimate.value

@@ -82,8 +82,33 @@ fn arms_section(evaluation: &Evaluation) -> String {
     let held_out = if queries == 1 { "1 held-out record".into() } else { format!("{queries} held-out records") };
     format!(
         "<section>\n<h2>The arms</h2>\n<p class=\"quiet\">The same {held_out}, the person's newest, under every arm. \
-         Dots are means, bars are 95 % intervals.</p>\n<div class=\"grid\">\n{charts}</div>\n{}</section>\n",
-        arms_table(evaluation)
+         Dots are means, bars are 95 % intervals.</p>\n<div class=\"grid\">\n{charts}</div>\n{}{}</section>\n",
+        arms_table(evaluation),
+        method(evaluation)
+    )
+}
+
+/// How the numbers came about, for whoever doubts them.
+fn method(evaluation: &Evaluation) -> String {
+    let metrics: String = evaluation.arms.first().map_or(String::new(), |first| {
+        let line = |result: &crate::evaluation::MetricResult| {
+            format!("<dt>{}</dt><dd>{}</dd>\n", escaped(result.metric.label), escaped(result.metric.meaning))
+        };
+        first.metrics.iter().map(line).collect()
+    });
+    let skipped = match evaluation.skipped.len() {
+        0 => "none".to_string(),
+        count => format!("{count}, from every arm; the first because {}", evaluation.skipped[0].reason),
+    };
+    format!(
+        "<details class=\"card method\"><summary>How this was measured</summary>\n<dl class=\"facts\">\n{metrics}\
+         <dt>Retrieval</dt><dd>Shows the most similar of the person's records that are older than the query: those \
+         trained on, and older held-out ones. Never newer ones, never another person's.</dd>\n\
+         <dt>Intervals</dt><dd>95 %, from {} bootstrap resamples of the queries (seed {}). Differences resample the \
+         same queries in both arms.</dd>\n<dt>Left out</dt><dd>{}</dd>\n</dl>\n</details>\n",
+        evaluation.bootstrap.resamples,
+        evaluation.bootstrap.seed,
+        escaped(&skipped)
     )
 }
 
@@ -165,7 +190,7 @@ fn differences_section(evaluation: &Evaluation) -> String {
     }
     format!(
         "<section>\n<h2>Differences, query by query</h2>\n<p class=\"quiet\">The difference of two arms over the same \
-         records. An interval that touches the line at zero shows nothing either way.</p>\n\
+         records answers a question. An interval that touches the line at zero shows nothing either way.</p>\n\
          <div class=\"grid\">\n{charts}</div>\n</section>\n"
     )
 }

@@ -1,7 +1,7 @@
 //! The five arms on a tiny random model, with adapters trained here for the purpose.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use data::{
@@ -29,10 +29,14 @@ impl Bench {
     fn new() -> Bench {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
         let folder = tempfile::tempdir().unwrap();
-        let copy = |from: PathBuf| std::fs::copy(&from, folder.path().join(from.file_name().unwrap())).unwrap();
-        ["config.json", "model.safetensors"].map(|name| copy(fixtures.join("llama/mlx_q4_g64").join(name)));
-        ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
-            .map(|name| copy(fixtures.join("tokenizer").join(name)));
+        for (folder_name, names) in [
+            ("llama/mlx_q4_g64", &["config.json", "model.safetensors"][..]),
+            ("tokenizer", &["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]),
+        ] {
+            for name in names {
+                std::fs::copy(fixtures.join(folder_name).join(name), folder.path().join(name)).unwrap();
+            }
+        }
         let options = LoadOptions { cache: CacheMode::Off, ..LoadOptions::default() };
         let loaded = load_model(folder.path(), &options, &mut |_| {}).unwrap();
         let date = TextOptions { date: "2026-11-30".parse::<PinnedDate>().unwrap(), thinking: false };

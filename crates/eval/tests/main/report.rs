@@ -37,8 +37,8 @@ fn hostile_text_stays_text_wherever_it_stands() {
     }
     assert_eq!(html.matches("</style>").count(), 1);
     let shown = html.matches("&lt;script&gt;alert(1)&lt;/script&gt;").count();
-    // Title twice; a caution; 3 samples with an id, a gold answer and 5 predictions; 3 facts and 1 cost twice each.
-    assert_eq!(shown, 2 + 1 + 3 * 7 + 6 + 2);
+    // Title twice; a caution; the reason of a record left out; 3 samples with an id, a gold answer and 5 predictions; 3 facts and 1 cost twice each.
+    assert_eq!(shown, 2 + 1 + 1 + 3 * 7 + 6 + 2);
 
     let markdown = render_markdown(&inputs);
     for forbidden in ["<script", "<img", "[a](", "\u{202e}"] {

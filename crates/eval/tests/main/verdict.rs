@@ -27,7 +27,7 @@ fn the_reason_gives_the_numbers() {
     let verdict = judge(&sample::evaluation(29, [5.1, 4.6, 2.4, 2.2, 3.9])).unwrap();
     let reason = &verdict.reason;
     assert!(reason.starts_with("Over 29 held-out records: Adapter "), "{reason}");
-    assert!(reason.contains("nats per answer token, difference -2.692"), "{reason}");
+    assert!(reason.contains("against Base model 5.748 nats per answer token: -2.692"), "{reason}");
     assert!(reason.contains("95 % interval -2."), "{reason}");
 }
 
