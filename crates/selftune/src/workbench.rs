@@ -1,0 +1,222 @@
+//! What most commands need first: a model with its tokenizer, a history, an adapter.
+
+use crate::failure::{Failure, InputError};
+use crate::model_store;
+use crate::terminal::{Terminal, human_bytes};
+use data::{History, PinnedDate, ReadOptions, TextOptions, TextPipeline};
+use formats::{CacheMode, LoadOptions, LoadProgress};
+use kernels::{Isa, OpsOptions, Precision};
+use model::{AdapterWeights, Model};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// More threads than this are a slip of the keyboard.
+const THREADS_MAX: usize = 1024;
+
+/// How a model is read.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ReadingArguments {
+    /// Bits per weight for models that come in float; what arrives quantized stays as it is
+    #[arg(long, default_value_t = 4, value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]).map(|bits| bits.parse::<u32>().expect("listed")))]
+    pub quantize_bits: u32,
+    /// Weights that share a scale, for models that come in float
+    #[arg(long, default_value_t = 64, value_parser = clap::builder::PossibleValuesParser::new(["32", "64", "128"]).map(|size| size.parse::<usize>().expect("listed")))]
+    pub quantize_group_size: usize,
+    /// Keep no packed copy of the model on disk; every start then packs it anew
+    #[arg(long)]
+    pub no_cache: bool,
+}
+
+use clap::builder::TypedValueParser;
+
+/// What the products run on.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ComputeArguments {
+    /// Worker threads [default: all processors]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Precision of activations inside the products with frozen weights: a16 (error under 2e-4), exact, or a8 (fast, error about 1e-2)
+    #[arg(long, default_value = "a16", value_parser = ["a16", "exact", "a8"])]
+    pub precision: String,
+    /// Instruction set to use instead of the best one (`selftune bench kernels` lists them); results are the same
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+}
+
+impl ComputeArguments {
+    pub fn options(&self) -> Result<OpsOptions, Failure> {
+        let defaults = OpsOptions::default();
+        let threads = self.threads.unwrap_or(defaults.threads);
+        if !(1..=THREADS_MAX).contains(&threads) {
+            return Err(Failure::usage(format!("--threads {threads}: expected 1 to {THREADS_MAX}")));
+        }
+        let isa = match &self.isa {
+            None => defaults.isa,
+            Some(name) => Isa::by_name(name).ok_or_else(|| {
+                let names: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
+                Failure::usage(format!("--isa {name}: this machine has {}", names.join(", ")))
+            })?,
+        };
+        let precision = Precision::by_name(&self.precision).expect("clap checks the name");
+        Ok(OpsOptions { threads, isa, precision })
+    }
+}
+
+/// Everything about a model that a later command must use again to get the same numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelChoice {
+    pub path: PathBuf,
+    pub quantize_bits: u32,
+    pub quantize_group_size: usize,
+    /// The day that chat templates see, pinned so that a trained prompt and a served prompt agree.
+    pub date: PinnedDate,
+}
+
+impl ModelChoice {
+    pub fn new(model: &str, reading: &ReadingArguments) -> Result<Self, Failure> {
+        let path = model_store::resolve(model)?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Ok(Self {
+            path,
+            quantize_bits: reading.quantize_bits,
+            quantize_group_size: reading.quantize_group_size,
+            date: PinnedDate::today(),
+        })
+    }
+}
+
+/// A model that is ready to run, with its text side.
+pub struct Workbench {
+    pub model: Arc<Model>,
+    pub text: TextPipeline,
+    /// For people: the model's own name, else its file name.
+    pub model_name: String,
+    pub license: Option<String>,
+}
+
+impl Workbench {
+    pub fn open(choice: &ModelChoice, no_cache: bool, terminal: &Terminal) -> Result<Self, Failure> {
+        let cache = if no_cache { CacheMode::Off } else { CacheMode::BesideModel };
+        let options = LoadOptions {
+            quantize_bits: choice.quantize_bits,
+            quantize_group_size: choice.quantize_group_size,
+            cache,
+        };
+        let bar = terminal.bytes_bar(0, "load model");
+        let shown = |progress: &LoadProgress| {
+            bar.set_length(progress.bytes_total);
+            bar.set_position(progress.bytes_done);
+        };
+        let loaded = formats::load_model(&choice.path, &options, &mut { shown })
+            .bad_input(format!("cannot use the model {}", choice.path.display()))?;
+        bar.finish_and_clear();
+        let text_options = TextOptions { date: choice.date, ..TextOptions::default() };
+        let text =
+            TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
+                .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
+        let name = loaded.source.name.clone().filter(|name| !name.is_empty());
+        let file_name = choice.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let model_name = name.or(file_name).unwrap_or_else(|| choice.path.display().to_string());
+        let license = loaded.source.license.clone();
+        let model = Model::from_loaded(loaded).bad_input(format!("cannot use the model {}", choice.path.display()))?;
+        terminal.remark(format!(
+            "{model_name}: {:.1} M parameters in {} of packed weights",
+            model.parameter_count() as f64 / 1e6,
+            human_bytes(model.weights_bytes() as u64)
+        ));
+        Ok(Self { model: Arc::new(model), text, model_name, license })
+    }
+
+    /// Reads an adapter folder (PEFT or MLX layout) for this model.
+    pub fn adapter(&self, folder: &Path) -> Result<AdapterWeights, Failure> {
+        let file = formats::adapter::read(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
+        AdapterWeights::from_file(&file, &self.model).bad_input(format!("cannot use the adapter {}", folder.display()))
+    }
+}
+
+/// Which records of which person.
+#[derive(clap::Args, Clone, Debug)]
+pub struct HistoryArguments {
+    /// Whose records, when the file holds several people's
+    #[arg(long)]
+    pub user: Option<String>,
+    /// Leave out lines that are no records, and say which, instead of stopping at the first
+    #[arg(long)]
+    pub skip_bad_lines: bool,
+    /// Use only the newest N records
+    #[arg(long, value_name = "N")]
+    pub newest: Option<usize>,
+    /// Name of the prompt field in prompt/completion records
+    #[arg(long, default_value = "prompt", value_name = "FIELD")]
+    pub prompt_field: String,
+    /// Name of the completion field in prompt/completion records
+    #[arg(long, default_value = "completion", value_name = "FIELD")]
+    pub completion_field: String,
+    /// Name of the text field in text records
+    #[arg(long, default_value = "text", value_name = "FIELD")]
+    pub text_field: String,
+}
+
+/// The same, remembered in a run folder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HistoryChoice {
+    pub path: PathBuf,
+    pub user: Option<String>,
+    pub skip_bad_lines: bool,
+    pub newest: Option<usize>,
+    pub prompt_field: String,
+    pub completion_field: String,
+    pub text_field: String,
+}
+
+impl HistoryChoice {
+    pub fn new(path: &Path, arguments: &HistoryArguments) -> Self {
+        Self {
+            path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+            user: arguments.user.clone(),
+            skip_bad_lines: arguments.skip_bad_lines,
+            newest: arguments.newest,
+            prompt_field: arguments.prompt_field.clone(),
+            completion_field: arguments.completion_field.clone(),
+            text_field: arguments.text_field.clone(),
+        }
+    }
+
+    /// Reads one person's history. Several people in one file are an error that lists them.
+    pub fn read(&self) -> Result<History, Failure> {
+        let mut history = self.read_everybody()?;
+        let users = history.users();
+        if users.len() > 1 {
+            let list: Vec<_> = users.iter().take(20).map(|(user, count)| format!("{user} ({count})")).collect();
+            return Err(Failure::input(format!(
+                "{} holds the records of {} people; choose one with --user: {}",
+                self.path.display(),
+                users.len(),
+                list.join(", ")
+            )));
+        }
+        if let Some(newest) = self.newest {
+            if newest == 0 {
+                return Err(Failure::usage("--newest 0 leaves no record"));
+            }
+            history.keep_newest(newest);
+        }
+        Ok(history)
+    }
+
+    fn read_everybody(&self) -> Result<History, Failure> {
+        let options = ReadOptions {
+            user: self.user.clone(),
+            on_bad_line: if self.skip_bad_lines { data::OnBadLine::Skip } else { data::OnBadLine::Stop },
+            task: None,
+            columns: data::ColumnNames {
+                prompt: self.prompt_field.clone(),
+                completion: self.completion_field.clone(),
+                text: self.text_field.clone(),
+                ..data::ColumnNames::default()
+            },
+        };
+        data::read_history(&self.path, &options).bad_input(format!("cannot use the history {}", self.path.display()))
+    }
+}
