@@ -1,0 +1,180 @@
+//! `selftune train`: history in, adapter out.
+
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::preparation::{self, HoldOut};
+use crate::terminal::Terminal;
+use crate::training::{self, RunInputs};
+use crate::workbench::{HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use std::path::{Path, PathBuf};
+use train::{PRESETS, RunEnd, RunFolder, TrainConfig};
+
+/// Train an adapter on a history.
+///
+/// Prints the plan first: records kept and left out, one example with its learned tokens, memory, time. The newest
+/// records are held out to judge the adapter later (`selftune eval --run`), and of the rest the newest choose the best
+/// adapter. Ctrl-C finishes the update and saves; `--resume RUN` goes on to the same final bytes, also after a kill.
+///
+/// Settings come from a preset, then a TOML file, then `--set`, e.g.
+///   selftune train --model smollm2-135m-instruct --data me.jsonl
+///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Arguments {
+    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model
+    #[arg(long, required_unless_present = "resume")]
+    model: Option<String>,
+    /// The history: a JSON Lines file, or a folder of them
+    #[arg(long, required_unless_present = "resume", value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Go on with the run in this folder; takes everything else from there
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "data", "output", "preset", "config", "user", "newest"])]
+    resume: Option<PathBuf>,
+    /// Folder of the run [default: runs/ and the history's name]
+    #[arg(long, short, value_name = "RUN")]
+    output: Option<PathBuf>,
+    /// default (small histories, minutes on a laptop) or paper (the recipe of the study's Table 1)
+    #[arg(long, value_parser = PRESETS.map(|preset| preset.name))]
+    preset: Option<String>,
+    /// Settings from a TOML file; unknown keys are errors
+    #[arg(long, short, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One setting, over preset and file; may be repeated (`selftune train --settings` lists them)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// Print all settings of the chosen preset, file and --set as TOML, and stop
+    #[arg(long = "settings")]
+    show_settings: bool,
+    /// Newest records that training never sees: a share below 1, or a number
+    #[arg(long, default_value = "0.1", value_parser = HoldOut::parse, value_name = "SHARE")]
+    hold_out: HoldOut,
+    /// Worker threads [default: all processors]; changes no result
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print the plan and stop
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    history: HistoryArguments,
+    #[command(flatten)]
+    reading: ReadingArguments,
+}
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    if let Some(path) = &arguments.resume {
+        return resume(path, &arguments, terminal);
+    }
+    let config = configuration(&arguments)?;
+    if arguments.show_settings {
+        terminal.line(config.to_toml().trim_end());
+        terminal.json(&serde_json::json!({"settings": config}));
+        return Ok(ExitStatus::Done);
+    }
+    let (Some(model), Some(data)) = (&arguments.model, &arguments.data) else {
+        return Err(Failure::usage("--model and --data are needed"));
+    };
+    let history_choice = HistoryChoice::new(data, &arguments.history);
+    let history = history_choice.read()?;
+    let model_choice = ModelChoice::new(model, &arguments.reading)?;
+    let bench = Workbench::open(&model_choice, arguments.reading.no_cache, terminal)?;
+    let preparation = preparation::prepare(&bench, &history, &config, arguments.hold_out)?;
+    preparation.show(&bench, &history_choice, terminal);
+    if arguments.dry_run {
+        return dry_run(&bench, &preparation, &config, terminal);
+    }
+    let inputs = RunInputs {
+        model: model_choice,
+        model_name: bench.model_name.clone(),
+        history: history_choice,
+        hold_out: arguments.hold_out,
+        history_hash: history.source_hash.clone(),
+        data: preparation.account(),
+    };
+    let path = match &arguments.output {
+        Some(path) => path.clone(),
+        None => free_run_path(data)?,
+    };
+    let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).bad_input("cannot start a run")?;
+    let outcome = training::train_with_progress(&bench, &preparation, &config, &run, false, terminal)?;
+    conclude(&run, &inputs, outcome, terminal)
+}
+
+/// Preset, file, settings and flags, in this order.
+fn configuration(arguments: &Arguments) -> Result<TrainConfig, Failure> {
+    let file = match &arguments.config {
+        None => None,
+        Some(path) => {
+            let text = std::fs::read_to_string(path).bad_input(format!("cannot read the settings {}", path.display()))?;
+            Some((text, path.display().to_string()))
+        }
+    };
+    let file = file.as_ref().map(|(text, name)| (text.as_str(), name.as_str()));
+    let mut settings = arguments.settings.clone();
+    settings.extend(arguments.threads.map(|threads| format!("threads={threads}")));
+    TrainConfig::load(arguments.preset.as_deref(), file, &settings).bad_input("settings")
+}
+
+fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
+    let run = RunFolder::open(path).bad_input("cannot resume")?;
+    let inputs = RunInputs::of(&run)?;
+    if !arguments.settings.is_empty() {
+        return Err(Failure::usage("--resume goes on with the run's own settings; start a new run to change them"));
+    }
+    let mut config = run.config().bad_input("cannot resume")?.ok_or_else(|| {
+        Failure::input(format!("{} was created but never began; delete it and start anew", path.display()))
+    })?;
+    if let Some(threads) = arguments.threads {
+        config.threads = threads;
+    }
+    let history = inputs.history.read()?;
+    let bench = Workbench::open(&inputs.model, arguments.reading.no_cache, terminal)?;
+    let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
+    let outcome = training::train_with_progress(&bench, &preparation, &config, &run, true, terminal)?;
+    conclude(&run, &inputs, outcome, terminal)
+}
+
+fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, terminal: &Terminal) -> Outcome {
+    training::show_outcome(&outcome, run, terminal);
+    let who = inputs.history.user.clone().unwrap_or_else(|| inputs.history.path.display().to_string());
+    let report = training::report_inputs(run, inputs, &who)?;
+    let files = eval::report::write_report(run.path(), &report)?;
+    terminal.line(format!("  report: {}", files.html.display()));
+    terminal.json(&serde_json::json!({
+        "run_dir": run.path(),
+        "end": outcome.end,
+        "steps": outcome.step,
+        "steps_planned": outcome.steps,
+        "tokens": outcome.tokens,
+        "wall_s": outcome.seconds,
+        "first_loss": outcome.first_loss,
+        "pass_losses": outcome.pass_losses,
+        "validation_before": outcome.validation_before,
+        "validation_best": outcome.validation_best,
+        "validation_last": outcome.validation_last,
+        "adapter_best": outcome.adapter_best,
+        "adapter_last": outcome.adapter_last,
+        "data": inputs.data,
+    }));
+    Ok(if outcome.end == RunEnd::Interrupted { ExitStatus::Interrupted } else { ExitStatus::Done })
+}
+
+fn dry_run(
+    bench: &Workbench,
+    preparation: &preparation::Preparation,
+    config: &TrainConfig,
+    terminal: &Terminal,
+) -> Outcome {
+    let plan = train::plan(&bench.model, &preparation.training, &preparation.validation, config).bad_input("cannot plan")?;
+    training::show_plan(&plan, terminal);
+    terminal.json(&serde_json::json!({"plan": plan, "data": preparation.account()}));
+    Ok(ExitStatus::Done)
+}
+
+/// `runs/NAME`, or the first free `runs/NAME-2`, `runs/NAME-3`, ...
+fn free_run_path(data: &Path) -> Result<PathBuf, Failure> {
+    let stem = data.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
+    let candidates = std::iter::once(stem.clone()).chain((2..10_000).map(|number| format!("{stem}-{number}")));
+    candidates
+        .map(|name| Path::new("runs").join(name))
+        .find(|path| !path.exists())
+        .ok_or_else(|| Failure::usage("runs/ is full of runs of this history; choose --output"))
+}

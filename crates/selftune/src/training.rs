@@ -1,0 +1,257 @@
+//! Runs a training with progress on the terminal; used by `train` and `demo`.
+
+use crate::failure::{ExitStatus, Failure};
+use crate::preparation::{HoldOut, Preparation};
+use crate::terminal::{Terminal, human_bytes, human_count, human_seconds};
+use crate::workbench::{HistoryChoice, ModelChoice, Workbench};
+use eval::report::{Cost, Fact, ReportInputs, TrainingCurves};
+use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use train::{Control, RunEnd, RunFolder, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan};
+
+/// What a run folder remembers of where things came from, so that `--resume` and `eval --run` need no arguments.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunInputs {
+    pub model: ModelChoice,
+    pub model_name: String,
+    pub history: HistoryChoice,
+    pub hold_out: HoldOut,
+    /// SHA-256 of the history's bytes as they were read.
+    pub history_hash: String,
+    pub data: serde_json::Value,
+}
+
+impl RunInputs {
+    pub fn of(run: &RunFolder) -> Result<Self, Failure> {
+        serde_json::from_value(run.inputs().clone()).map_err(|error| {
+            Failure::input(format!("{}: run.json does not say what the run was made from: {error}", run.path().display()))
+        })
+    }
+}
+
+/// How many times the user asked to stop. The first finishes the update and saves; the second ends the process,
+/// which loses nothing but time: the last saved state stands.
+static STOPS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the user has asked to stop since the process began. Installs the handler on the first call.
+pub fn stop_asked() -> bool {
+    static HANDLER: OnceLock<()> = OnceLock::new();
+    HANDLER.get_or_init(|| {
+        let handler = || {
+            if STOPS.fetch_add(1, Ordering::SeqCst) >= 1 {
+                std::process::exit(130);
+            }
+        };
+        // Without a handler Ctrl-C kills the process, which the saved state survives.
+        let _ = ctrlc::set_handler(handler);
+    });
+    STOPS.load(Ordering::SeqCst) > 0
+}
+
+/// Trains, showing the plan and the progress, and leaves a report in the run folder.
+pub fn train_with_progress(
+    bench: &Workbench,
+    preparation: &Preparation,
+    config: &TrainConfig,
+    run: &RunFolder,
+    resume: bool,
+    terminal: &Terminal,
+) -> Result<TrainOutcome, Failure> {
+    stop_asked();
+    let inputs = TrainInputs {
+        model: bench.model.clone(),
+        base_name: &bench.model_name,
+        examples: &preparation.training,
+        validation: &preparation.validation,
+        config,
+        run,
+        resume,
+    };
+    let bar = terminal.bar(0, "train", "updates");
+    let plain_lines = !terminal.shows_progress();
+    let mut observer = |event: &TrainEvent| {
+        match event {
+            TrainEvent::Started { plan, resumed_at } => {
+                bar.set_length(plan.updates);
+                bar.suspend(|| {
+                    show_plan(plan, terminal);
+                    if let Some(step) = resumed_at {
+                        terminal.remark(format!("going on after update {step}"));
+                    }
+                });
+                bar.set_position(resumed_at.unwrap_or(0));
+                bar.reset_eta();
+            }
+            TrainEvent::Notice { message } => bar.suspend(|| terminal.warning(message)),
+            TrainEvent::Step(step) => {
+                bar.set_position(step.step);
+                bar.set_message(format!(
+                    "loss {:.3}  {:.0} tokens/s  {}",
+                    step.loss,
+                    step.tokens_per_second,
+                    step.peak_resident_bytes.map(human_bytes).unwrap_or_default()
+                ));
+                let every = (step.steps / 10).max(1);
+                if plain_lines && (step.step.is_multiple_of(every) || step.step == step.steps) {
+                    terminal.remark(format!(
+                        "update {}/{}  loss {:.3}  {:.0} tokens/s  {} left",
+                        step.step,
+                        step.steps,
+                        step.loss,
+                        step.tokens_per_second,
+                        human_seconds(step.eta_seconds)
+                    ));
+                }
+            }
+            TrainEvent::Validation(validation) => {
+                let best = if validation.is_best && validation.step > 0 { "  (best so far)" } else { "" };
+                let message = format!("held-out loss after update {}: {:.3}{best}", validation.step, validation.loss);
+                bar.suspend(|| terminal.remark(message));
+            }
+            TrainEvent::Saved { .. } => {}
+            TrainEvent::Finished(_) => bar.finish_and_clear(),
+        }
+        if stop_asked() { Control::Stop } else { Control::Continue }
+    };
+    let outcome = train::train(&inputs, &mut observer);
+    bar.finish_and_clear();
+    Ok(outcome.map_err(training_failure)?)
+}
+
+/// Configuration, data and folder are the user's to mend; the rest is the machine's or the numbers' fault.
+fn training_failure(error: train::TrainError) -> Failure {
+    let exit = if error.is_input() { ExitStatus::BadInput } else { ExitStatus::Failed };
+    Failure { exit, error: error.into() }
+}
+
+/// The plan, before the first update.
+pub fn show_plan(plan: &TrainPlan, terminal: &Terminal) {
+    terminal.heading("Plan");
+    terminal.line(format!(
+        "  {} updates over {} tokens ({} learned a pass), longest example {} tokens",
+        human_count(plan.updates),
+        human_count(plan.tokens_total),
+        human_count(plan.supervised_tokens_per_pass),
+        plan.tokens_longest_example
+    ));
+    terminal.line(format!(
+        "  trains {} values in {} matrices: {} of blocks {} to {}",
+        human_count(plan.adapter_parameters as u64),
+        plan.trained_matrices,
+        plan.targets.iter().map(|target| short_name(target)).collect::<Vec<_>>().join(", "),
+        plan.adapted_blocks[0],
+        plan.adapted_blocks[1].saturating_sub(1)
+    ));
+    let largest = plan.memory.iter().filter(|item| item.bytes >= plan.memory_total_bytes / 50);
+    let parts: Vec<_> = largest.map(|item| format!("{} {}", item.name, human_bytes(item.bytes as u64))).collect();
+    terminal.line(format!("  memory {}: {}", human_bytes(plan.memory_total_bytes as u64), parts.join(", ")));
+    if let Some(time) = &plan.time {
+        terminal.line(format!(
+            "  about {} at {:.0} tokens/s, measured just now",
+            human_seconds(time.seconds),
+            time.training_tokens_per_second
+        ));
+    }
+}
+
+/// `self_attn.q_proj` as `q_proj`.
+fn short_name(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+/// What a finished or interrupted training leaves to say.
+pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal) {
+    terminal.heading(match outcome.end {
+        RunEnd::Completed => "Trained",
+        RunEnd::StoppedEarly => "Trained (stopped early: validation got no better)",
+        RunEnd::Interrupted => "Stopped",
+    });
+    terminal.line(format!(
+        "  {} of {} updates, {} tokens in {}",
+        human_count(outcome.step),
+        human_count(outcome.steps),
+        human_count(outcome.tokens),
+        human_seconds(outcome.seconds)
+    ));
+    if let (Some(before), Some(best)) = (outcome.validation_before, outcome.validation_best) {
+        terminal.line(format!("  held-out loss {before:.3} before, {:.3} with the best adapter (update {})", best.loss, best.step));
+    }
+    let run_path = run.path().display();
+    if outcome.end == RunEnd::Interrupted {
+        terminal.line(format!("  everything is saved; go on with: selftune train --resume {run_path}"));
+    } else {
+        terminal.line(format!("  adapter: {}", outcome.adapter_best.display()));
+        terminal.line(format!("  did it help?   selftune eval --run {run_path}"));
+        terminal.line(format!("  try it:        selftune chat --run {run_path}"));
+    }
+}
+
+/// Facts of a run for its report: curves, cost, configuration, data.
+pub fn report_inputs<'a>(run: &RunFolder, inputs: &RunInputs, who: &str) -> Result<ReportInputs<'a>, Failure> {
+    let summary = run.summary()?;
+    let mut report = ReportInputs {
+        title: format!("{who} on {}", inputs.model_name),
+        facts: vec![
+            Fact::new("Model", inputs.model_name.clone()),
+            Fact::new("History", who),
+            Fact::new("Machine", summary.machine.to_string()),
+            Fact::new("selftune", summary.selftune_version.clone()),
+        ],
+        training: Some(curves(run, summary.outcome.as_ref())?),
+        samples_max: 3,
+        ..ReportInputs::default()
+    };
+    if let Some(config) = &summary.config {
+        report.configuration = eval::report::configuration_facts(&serde_json::Value::Object(config.to_map()));
+    }
+    report.data = eval::report::configuration_facts(&without_lists(&inputs.data));
+    if let Some(plan) = &summary.plan {
+        let outcome = summary.outcome.as_ref();
+        report.costs = vec![
+            Cost {
+                name: "Training time".into(),
+                planned: plan.time.map(|time| human_seconds(time.seconds)),
+                measured: outcome.map(|outcome| human_seconds(outcome.seconds)),
+            },
+            Cost {
+                name: "Tokens".into(),
+                planned: Some(human_count(plan.tokens_total)),
+                measured: outcome.map(|outcome| human_count(outcome.tokens)),
+            },
+            Cost {
+                name: "Memory".into(),
+                planned: Some(human_bytes(plan.memory_total_bytes as u64)),
+                measured: peak_memory(run)?.map(human_bytes),
+            },
+        ];
+    }
+    Ok(report)
+}
+
+/// The counts of a data account; the lists of single records stay in run.json.
+fn without_lists(account: &serde_json::Value) -> serde_json::Value {
+    let mut account = account.clone();
+    if let Some(map) = account.as_object_mut() {
+        for value in map.values_mut() {
+            if let Some(list) = value.as_array() {
+                *value = list.len().into();
+            }
+        }
+    }
+    account
+}
+
+fn curves(run: &RunFolder, outcome: Option<&TrainOutcome>) -> Result<TrainingCurves, Failure> {
+    let metrics = train::read_metrics(&run.metrics_path())?;
+    Ok(TrainingCurves {
+        loss: metrics.steps.iter().map(|step| (step.step as f64, step.loss)).collect(),
+        validation_loss: metrics.validations.iter().map(|point| (point.step as f64, point.loss)).collect(),
+        learning_rate: metrics.steps.iter().map(|step| (step.step as f64, step.learning_rate)).collect(),
+        best_step: outcome.and_then(|outcome| outcome.validation_best).map(|best| best.step),
+    })
+}
+
+fn peak_memory(run: &RunFolder) -> Result<Option<u64>, Failure> {
+    Ok(train::read_metrics(&run.metrics_path())?.steps.iter().filter_map(|step| step.peak_resident_bytes).max())
+}
