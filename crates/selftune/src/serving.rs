@@ -1,0 +1,172 @@
+//! A model that answers, with or without an adapter and retrieval; used by `generate` and `chat`.
+
+use crate::failure::{Failure, InputError};
+use crate::terminal::Terminal;
+use crate::training::RunInputs;
+use crate::workbench::{ComputeArguments, ModelChoice, ReadingArguments, Workbench};
+use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Retriever};
+use model::{Generator, GeneratorOptions, SamplingOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use train::RunFolder;
+
+/// Which model, adapter and records answer.
+#[derive(clap::Args, Debug)]
+pub struct ServingArguments {
+    /// A run folder: its model, its adapter, its date; its records if --retrieve is given
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "adapter"])]
+    run: Option<PathBuf>,
+    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model
+    #[arg(long, required_unless_present = "run")]
+    model: Option<String>,
+    /// Adapter folder (PEFT or MLX layout) for --model
+    #[arg(long, value_name = "FOLDER")]
+    adapter: Option<PathBuf>,
+    /// With --run: answer without the adapter
+    #[arg(long, requires = "run")]
+    no_adapter: bool,
+    /// Show the model up to N of the person's records that are most like the question
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "run")]
+    retrieve: usize,
+    /// Tokens of prompt and answer together [default: what the model was made for, at most 4096]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// The most tokens of an answer
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_tokens: usize,
+    /// 0 takes the most likely token every time; larger is more varied
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Choose among the K most likely tokens only; 0 for no limit
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    top_k: usize,
+    /// Choose among the most likely tokens that together have this probability
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    top_p: f32,
+    /// Seed of the choices; the same seed gives the same answer
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    compute: ComputeArguments,
+    #[command(flatten)]
+    reading: ReadingArguments,
+}
+
+/// Ready to answer.
+pub struct Serving {
+    pub bench: Workbench,
+    pub retriever: Retriever,
+    pub user: String,
+    pub options: ExampleOptions,
+    pub adapter: Option<PathBuf>,
+    generator: Generator,
+    sampling: SamplingOptions,
+}
+
+/// Contexts longer than this are planned only when asked for.
+const CONTEXT_TOKENS_DEFAULT: usize = 4096;
+
+impl Serving {
+    pub fn open(arguments: &ServingArguments, terminal: &Terminal) -> Result<Self, Failure> {
+        if arguments.retrieve > RETRIEVED_RECORDS_MAX {
+            return Err(Failure::usage(format!("--retrieve {}: at most {RETRIEVED_RECORDS_MAX}", arguments.retrieve)));
+        }
+        if arguments.max_tokens == 0 {
+            return Err(Failure::usage("--max-tokens 0 leaves no room for an answer"));
+        }
+        let run = match &arguments.run {
+            Some(path) => Some(RunFolder::open(path).bad_input("cannot use the run")?),
+            None => None,
+        };
+        let inputs = run.as_ref().map(RunInputs::of).transpose()?;
+        let choice = match (&inputs, &arguments.model) {
+            (Some(inputs), _) => inputs.model.clone(),
+            (None, Some(model)) => ModelChoice::new(model, &arguments.reading)?,
+            (None, None) => return Err(Failure::usage("--model or --run is needed")),
+        };
+        let bench = Workbench::open(&choice, arguments.reading.no_cache, terminal)?;
+        let adapter = match &run {
+            Some(run) if !arguments.no_adapter => Some(adapter_of(run)?),
+            _ => arguments.adapter.clone(),
+        };
+        let weights = adapter.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
+        let context = context_tokens(arguments, &bench)?;
+        let generator_options = GeneratorOptions { ops: arguments.compute.options()?, context_tokens_max: context };
+        let generator = Generator::new(bench.model.clone(), weights.as_ref(), generator_options).bad_input("cannot answer")?;
+        let sampling = SamplingOptions {
+            tokens_max: arguments.max_tokens,
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            top_p: arguments.top_p,
+            seed: arguments.seed,
+            stop_tokens: bench.text.stop_tokens().to_vec(),
+        };
+        sampling.validate().map_err(|error| Failure::usage(error.to_string()))?;
+        let (retriever, user) = match &inputs {
+            Some(inputs) if arguments.retrieve > 0 => {
+                let history = inputs.history.read()?;
+                let user = history.records.last().map_or_else(String::new, |record| record.user.clone());
+                (Retriever::new(&history.records), user)
+            }
+            _ => (Retriever::none(), data::DEFAULT_USER.to_owned()),
+        };
+        let options = ExampleOptions {
+            tokens_max: context.saturating_sub(arguments.max_tokens.min(context / 2)),
+            retrieved_records: arguments.retrieve,
+            ..ExampleOptions::default()
+        };
+        Ok(Self { bench, retriever, user, options, adapter, generator, sampling })
+    }
+
+    /// Answers `prompt`, handing over pieces of text as they come. Returns the whole answer and its number of tokens.
+    pub fn answer(&mut self, prompt: &[u32], on_text: &mut dyn FnMut(&str)) -> Result<(String, usize), Failure> {
+        let mut stream = self.bench.text.stream();
+        let mut whole = String::new();
+        let stop_tokens = &self.sampling.stop_tokens;
+        let mut on_token = |token: u32| {
+            if !stop_tokens.contains(&token) {
+                let piece = stream.push(token);
+                on_text(&piece);
+                whole.push_str(&piece);
+            }
+            !crate::training::stop_asked()
+        };
+        let tokens = self.generator.generate(prompt, &self.sampling, &mut on_token).bad_input("cannot answer")?;
+        let rest = stream.finish();
+        on_text(&rest);
+        whole.push_str(&rest);
+        Ok((whole, tokens.len()))
+    }
+}
+
+/// The best adapter of a run, else its last one.
+pub fn adapter_of(run: &RunFolder) -> Result<PathBuf, Failure> {
+    [run.best_adapter(), run.last_adapter()].into_iter().find(|folder| folder.is_dir()).ok_or_else(|| {
+        Failure::input(format!("{} has no adapter yet: train it with selftune train --resume", run.path().display()))
+    })
+}
+
+fn context_tokens(arguments: &ServingArguments, bench: &Workbench) -> Result<usize, Failure> {
+    let limit = bench.model.config().context_tokens_max;
+    match arguments.context {
+        None => Ok(limit.min(CONTEXT_TOKENS_DEFAULT)),
+        Some(tokens) if (2..=limit).contains(&tokens) => Ok(tokens),
+        Some(tokens) => Err(Failure::usage(format!("--context {tokens}: this model takes 2 to {limit} tokens"))),
+    }
+}
+
+/// Writes a piece of an answer at once.
+pub fn print_piece(piece: &str) {
+    let mut out = anstream::stdout().lock();
+    // A closed pipe ends the output, not the answer.
+    let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Reads `path`, or standard input for `-`.
+pub fn read_text(path: &Path) -> Result<String, Failure> {
+    let text = match path.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()),
+        _ => std::fs::read_to_string(path),
+    };
+    text.bad_input(format!("cannot read {} as UTF-8 text", path.display()))
+}
