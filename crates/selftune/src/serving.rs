@@ -101,7 +101,6 @@ impl Serving {
             seed: arguments.seed,
             stop_tokens: bench.text.stop_tokens().to_vec(),
         };
-        sampling.validate().map_err(|error| Failure::usage(error.to_string()))?;
         let (retriever, user) = match &inputs {
             Some(inputs) if arguments.retrieve > 0 => {
                 let history = inputs.history.read()?;

@@ -1,0 +1,149 @@
+//! `selftune inspect`: what a model, an adapter or a run holds.
+
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::model_store;
+use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use train::RunFolder;
+
+/// Say what a model, an adapter or a run folder holds.
+///
+/// Reads headers only: a model is neither loaded nor changed.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// GGUF file, model folder, adapter folder, run folder, or the name of a pulled model
+    path: String,
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+}
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    let path = PathBuf::from(&arguments.path);
+    if path.join("run.json").is_file() {
+        return inspect_run(&path, terminal);
+    }
+    if path.join("adapter_config.json").is_file() {
+        return inspect_adapter(&path, arguments.tensors, terminal);
+    }
+    inspect_model(&model_store::resolve(&arguments.path)?, arguments.tensors, terminal)
+}
+
+fn field(terminal: &Terminal, name: &str, value: impl std::fmt::Display) {
+    terminal.line(format!("  {STRONG}{name:<14}{STRONG:#} {value}"));
+}
+
+fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
+    let summary = formats::describe_model(path).bad_input(format!("{} is no model", path.display()))?;
+    let source = &summary.source;
+    let text = |key: &str| summary.config.get(key).map_or_else(|| "?".to_owned(), |value| value.to_string().replace('"', ""));
+    terminal.heading(format!("Model {}", source.path.display()));
+    field(terminal, "name", source.name.as_deref().unwrap_or("(none in the file)"));
+    field(terminal, "format", format!("{}, {}", source.kind, source.quantization));
+    field(terminal, "family", text("model_type"));
+    field(terminal, "shape", format!(
+        "{} blocks, width {}, {} heads, {} key/value heads, feed-forward {}, vocabulary {}",
+        text("num_hidden_layers"),
+        text("hidden_size"),
+        text("num_attention_heads"),
+        text("num_key_value_heads"),
+        text("intermediate_size"),
+        text("vocab_size")
+    ));
+    field(terminal, "context", format!("{} tokens", text("max_position_embeddings")));
+    field(terminal, "parameters", format!("{} in {}", human_count(summary.parameter_count), human_bytes(summary.tensor_bytes)));
+    field(terminal, "tokenizer", &summary.tokenizer);
+    field(terminal, "chat template", if summary.has_chat_template { "yes" } else { "no" });
+    field(terminal, "licence", source.license.as_deref().unwrap_or("(none in the file)"));
+    if list_tensors {
+        terminal.heading("Tensors");
+        for tensor in &summary.tensors {
+            terminal.line(format!("  {:<52} {:<16} {:>10}  {}", tensor.name, format!("{:?}", tensor.shape), human_bytes(tensor.bytes), tensor.encoding));
+        }
+    }
+    let tensors = if list_tensors { serde_json::to_value(&summary.tensors)? } else { summary.tensors.len().into() };
+    terminal.json(&serde_json::json!({
+        "model": source,
+        "config": summary.config,
+        "parameters": summary.parameter_count,
+        "tensor_bytes": summary.tensor_bytes,
+        "tokenizer": summary.tokenizer,
+        "has_chat_template": summary.has_chat_template,
+        "tensors": tensors,
+    }));
+    Ok(ExitStatus::Done)
+}
+
+fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
+    let file = formats::adapter::read(path).bad_input(format!("{} is no adapter", path.display()))?;
+    let parameters: usize = file.matrices.iter().map(|matrix| matrix.a.len() + matrix.b.len()).sum();
+    let mut modules: BTreeMap<&str, usize> = BTreeMap::new();
+    for matrix in &file.matrices {
+        *modules.entry(matrix.module.rsplit('.').next().unwrap_or(&matrix.module)).or_default() += 1;
+    }
+    let modules_text: Vec<_> = modules.iter().map(|(module, count)| format!("{module} x{count}")).collect();
+    terminal.heading(format!("Adapter {}", path.display()));
+    field(terminal, "LoRA", format!("rank {}, alpha {}, multiplier {}", file.config.r, file.config.lora_alpha, file.config.scale()));
+    field(terminal, "adapts", modules_text.join(", "));
+    field(terminal, "parameters", human_count(parameters as u64));
+    field(terminal, "base", file.config.base_model_name_or_path.as_deref().unwrap_or("(not named)"));
+    match &file.metadata {
+        Some(metadata) => {
+            field(terminal, "base hash", &metadata.base_content_hash);
+            field(terminal, "written by", format!("selftune {}", metadata.selftune_version));
+            if let Some(records) = metadata.receipt.get("records").and_then(|records| records.as_array()) {
+                field(terminal, "receipt", format!("{} records seen", records.len()));
+            }
+        }
+        None => field(terminal, "written by", "another program"),
+    }
+    if list_tensors {
+        terminal.heading("Matrices");
+        for matrix in &file.matrices {
+            terminal.line(format!("  {:<44} A [{}, {}]  B [{}, {}]", matrix.module, file.config.r, matrix.k_in, matrix.n_out, file.config.r));
+        }
+    }
+    terminal.json(&serde_json::json!({
+        "adapter": path,
+        "config": file.config,
+        "scale": file.config.scale(),
+        "parameters": parameters,
+        "matrices": file.matrices.len(),
+        "metadata": file.metadata,
+    }));
+    Ok(ExitStatus::Done)
+}
+
+fn inspect_run(path: &Path, terminal: &Terminal) -> Outcome {
+    let run = RunFolder::open(path).bad_input("cannot inspect")?;
+    let summary = run.summary().bad_input("cannot inspect")?;
+    terminal.heading(format!("Run {}", path.display()));
+    let status = serde_json::to_value(summary.status)?;
+    field(terminal, "status", status.as_str().unwrap_or_default().replace('_', " "));
+    let inputs = crate::training::RunInputs::of(&run);
+    if let Ok(inputs) = &inputs {
+        field(terminal, "model", format!("{} ({})", inputs.model_name, inputs.model.path.display()));
+        field(terminal, "history", inputs.history.path.display());
+    }
+    field(terminal, "machine", &summary.machine);
+    if let Some(plan) = &summary.plan {
+        field(terminal, "examples", format!("{} to train, {} to validate", plan.examples, plan.validation_examples));
+        field(terminal, "adapter", format!("{} values in {} matrices", human_count(plan.adapter_parameters as u64), plan.trained_matrices));
+    }
+    if let Some(progress) = &summary.progress {
+        let planned = summary.plan.as_ref().map_or(0, |plan| plan.updates);
+        field(terminal, "progress", format!("{} of {planned} updates, {} tokens, {}", progress.step, human_count(progress.tokens), human_seconds(progress.seconds)));
+    }
+    if let Some(best) = summary.progress.as_ref().and_then(|progress| progress.best) {
+        field(terminal, "best", format!("held-out loss {:.4} after update {}", best.loss, best.step));
+    }
+    if let Some(notice) = &summary.notice {
+        terminal.warning(notice);
+    }
+    terminal.json(&serde_json::json!({"run": summary}));
+    inputs.map(|_| ExitStatus::Done).or_else(|failure: Failure| {
+        terminal.warning(failure.message());
+        Ok(ExitStatus::Done)
+    })
+}
