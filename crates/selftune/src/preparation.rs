@@ -18,7 +18,7 @@ impl HoldOut {
         if valid { Ok(HoldOut(value)) } else { Err("expected a share from 0 to 0.9, or a whole number of records".into()) }
     }
 
-    fn rule(self) -> HeldOut {
+    pub fn rule(self) -> HeldOut {
         if self.0 < 1.0 { HeldOut::Fraction(self.0) } else { HeldOut::Count(self.0 as usize) }
     }
 }

@@ -1,0 +1,188 @@
+//! `selftune eval`: did it help?
+
+use crate::evaluation::{self, Question};
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::preparation::{self, HoldOut};
+use crate::serving;
+use crate::terminal::Terminal;
+use crate::training::{self, RunInputs};
+use crate::workbench::{ComputeArguments, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use data::{ExampleOptions, RETRIEVED_RECORDS_MAX};
+use std::path::PathBuf;
+use train::RunFolder;
+
+/// Compare base, retrieval, adapter, both, and another person's adapter.
+///
+/// Asks each arm about the person's newest records, which training never saw: the loss of what the person really
+/// wrote, and what the model writes instead. Another person's adapter tells how much of a gain is the person's own.
+///   selftune eval --run runs/me --other-run runs/ann
+///   selftune eval --model M --adapter FOLDER --data me.jsonl --hold-out 0.2
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Arguments {
+    /// A run: its model, history, held-out records and best adapter
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "adapter", "data", "hold_out"])]
+    run: Option<PathBuf>,
+    /// Without --run: GGUF file, Hugging Face or MLX folder, or the name of a pulled model
+    #[arg(long, required_unless_present = "run", requires = "data")]
+    model: Option<String>,
+    /// Without --run: adapter folder (PEFT or MLX layout)
+    #[arg(long, value_name = "FOLDER")]
+    adapter: Option<PathBuf>,
+    /// Without --run: the history
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Without --run: the newest records to ask about, a share below 1 or a number
+    #[arg(long, default_value = "0.1", value_parser = HoldOut::parse, value_name = "SHARE")]
+    hold_out: HoldOut,
+    /// Another person's adapter, trained on the same model, as a control
+    #[arg(long, value_name = "FOLDER", conflicts_with = "other_run")]
+    other_adapter: Option<PathBuf>,
+    /// Another person's run, as a control
+    #[arg(long, value_name = "RUN")]
+    other_run: Option<PathBuf>,
+    /// Only these arms, comma-separated: base, retrieval, adapter, adapter_retrieval, other_adapter
+    #[arg(long, value_delimiter = ',', value_name = "ARMS")]
+    arms: Option<Vec<String>>,
+    /// Earlier records shown by the arms with retrieval
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    retrieve: usize,
+    /// Ask only about the newest N held-out records
+    #[arg(long, value_name = "N")]
+    queries: Option<usize>,
+    /// Only measure losses, write no answers (no ROUGE, no exact match)
+    #[arg(long)]
+    no_generate: bool,
+    /// The most tokens of a written answer
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    max_tokens: usize,
+    /// With --json: every question, answer and loss too
+    #[arg(long)]
+    rows: bool,
+    /// Folder for report.html, report.md and report.json [default: the run's]
+    #[arg(long, value_name = "FOLDER")]
+    report: Option<PathBuf>,
+    #[command(flatten)]
+    history: HistoryArguments,
+    #[command(flatten)]
+    compute: ComputeArguments,
+    #[command(flatten)]
+    reading: ReadingArguments,
+}
+
+/// What is evaluated, from a run or from single arguments.
+struct Subject {
+    model: ModelChoice,
+    history: HistoryChoice,
+    hold_out: HoldOut,
+    options: ExampleOptions,
+    adapter: Option<PathBuf>,
+    run: Option<(RunFolder, RunInputs)>,
+}
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    if !(1..=RETRIEVED_RECORDS_MAX).contains(&arguments.retrieve) {
+        return Err(Failure::usage(format!("--retrieve {}: expected 1 to {RETRIEVED_RECORDS_MAX}", arguments.retrieve)));
+    }
+    if arguments.max_tokens == 0 || arguments.queries == Some(0) {
+        return Err(Failure::usage("--max-tokens and --queries must be at least 1"));
+    }
+    let subject = subject(&arguments)?;
+    let other_folder = other_adapter(&arguments)?;
+    let arms = evaluation::arms(arguments.arms.as_deref(), subject.adapter.is_some(), other_folder.is_some())?;
+    let history = subject.history.read()?;
+    if let Some((_, inputs)) = &subject.run
+        && inputs.history_hash != history.source_hash
+    {
+        terminal.warning("the history has changed since the run: records that were trained on may now be held out");
+    }
+    let (seen, mut queries) = history.split_newest(subject.hold_out.rule());
+    if queries.is_empty() {
+        return Err(Failure::input("no record is held out: train with --hold-out, or give --data with --hold-out"));
+    }
+    if let Some(count) = arguments.queries {
+        queries.drain(..queries.len().saturating_sub(count));
+    }
+    let bench = Workbench::open(&subject.model, arguments.reading.no_cache, terminal)?;
+    let adapter = subject.adapter.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
+    let other = other_folder.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
+    let question = Question {
+        earlier: &seen,
+        queries: &queries,
+        adapter: adapter.as_ref(),
+        other_adapter: other.as_ref(),
+        arms,
+        options: ExampleOptions { retrieved_records: arguments.retrieve, ..subject.options },
+        answer_tokens_max: if arguments.no_generate { None } else { Some(arguments.max_tokens) },
+        ops: arguments.compute.options()?,
+    };
+    let evaluation = evaluation::ask(&bench, &question, terminal)?;
+    let verdict = evaluation::show(&evaluation, terminal);
+    let report_folder = arguments.report.clone().or_else(|| subject.run.as_ref().map(|(run, _)| run.path().to_owned()));
+    let who = subject.history.user.clone().unwrap_or_else(|| subject.history.path.display().to_string());
+    let mut report = match &subject.run {
+        Some((run, inputs)) => training::report_inputs(run, inputs, &who)?,
+        None => eval::report::ReportInputs {
+            title: format!("{who} on {}", bench.model_name),
+            samples_max: 3,
+            ..Default::default()
+        },
+    };
+    report.evaluation = Some(&evaluation);
+    report.verdict = verdict.as_ref();
+    let files = match &report_folder {
+        Some(folder) => {
+            std::fs::create_dir_all(folder)?;
+            Some(eval::report::write_report(folder, &report)?)
+        }
+        None => None,
+    };
+    if let Some(files) = &files {
+        terminal.line(format!("\nreport: {}", files.html.display()));
+    }
+    let mut json = evaluation.to_json(arguments.rows);
+    json["wall_s"] = evaluation.wall_s.into();
+    json["run_dir"] = serde_json::to_value(subject.run.as_ref().map(|(run, _)| run.path()))?;
+    json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
+    json["report"] = serde_json::to_value(files.map(|files| files.html))?;
+    terminal.json(&json);
+    Ok(if training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })
+}
+
+fn subject(arguments: &Arguments) -> Result<Subject, Failure> {
+    if let Some(path) = &arguments.run {
+        let run = RunFolder::open(path).bad_input("cannot evaluate")?;
+        let inputs = RunInputs::of(&run)?;
+        let config = run.config().bad_input("cannot evaluate")?.unwrap_or_default();
+        return Ok(Subject {
+            model: inputs.model.clone(),
+            history: inputs.history.clone(),
+            hold_out: inputs.hold_out,
+            options: preparation::example_options(&config),
+            adapter: Some(serving::adapter_of(&run)?),
+            run: Some((run, inputs)),
+        });
+    }
+    let (Some(model), Some(data)) = (&arguments.model, &arguments.data) else {
+        return Err(Failure::usage("--run, or --model and --data, are needed"));
+    };
+    Ok(Subject {
+        model: ModelChoice::new(model, &arguments.reading)?,
+        history: HistoryChoice::new(data, &arguments.history),
+        hold_out: arguments.hold_out,
+        options: ExampleOptions::default(),
+        adapter: arguments.adapter.clone(),
+        run: None,
+    })
+}
+
+fn other_adapter(arguments: &Arguments) -> Result<Option<PathBuf>, Failure> {
+    match (&arguments.other_adapter, &arguments.other_run) {
+        (Some(folder), _) => Ok(Some(folder.clone())),
+        (None, Some(path)) => {
+            let run = RunFolder::open(path).bad_input("cannot use --other-run")?;
+            Ok(Some(serving::adapter_of(&run)?))
+        }
+        (None, None) => Ok(None),
+    }
+}
