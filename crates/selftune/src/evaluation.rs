@@ -70,7 +70,7 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
 /// Prints the table and the verdict.
 pub fn show(evaluation: &Evaluation, terminal: &Terminal) -> Option<Verdict> {
     terminal.heading(format!("{} held-out records", evaluation.query_count()));
-    for line in eval::table::arms_table(evaluation) {
+    for line in eval::table::arms_table(evaluation, terminal.columns()) {
         terminal.line(format!("  {line}"));
     }
     let verdict = eval::verdict::judge(evaluation)?;

@@ -1,9 +1,13 @@
 //! The command line of selftune. One file a command under `commands/`, one line a command in its list.
 
 mod commands;
+mod evaluation;
 mod failure;
 mod model_store;
+mod preparation;
+mod serving;
 mod terminal;
+mod training;
 mod workbench;
 
 use clap::Parser;

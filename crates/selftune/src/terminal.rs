@@ -130,6 +130,12 @@ impl Terminal {
         !self.quiet && std::io::stderr().is_terminal()
     }
 
+    /// Characters in a line; 100 when standard output is no terminal.
+    pub fn columns(&self) -> usize {
+        let columns = indicatif::ProgressDrawTarget::stdout();
+        if columns.is_hidden() { 100 } else { console_columns().unwrap_or(100) }
+    }
+
     fn draw_target(&self) -> ProgressDrawTarget {
         if self.shows_progress() { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() }
     }

@@ -170,7 +170,7 @@ fn dry_run(
 }
 
 /// `runs/NAME`, or the first free `runs/NAME-2`, `runs/NAME-3`, ...
-fn free_run_path(data: &Path) -> Result<PathBuf, Failure> {
+pub fn free_run_path(data: &Path) -> Result<PathBuf, Failure> {
     let stem = data.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
     let candidates = std::iter::once(stem.clone()).chain((2..10_000).map(|number| format!("{stem}-{number}")));
     candidates
