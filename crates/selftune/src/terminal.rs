@@ -132,8 +132,8 @@ impl Terminal {
 
     /// Characters in a line; 100 when standard output is no terminal.
     pub fn columns(&self) -> usize {
-        let columns = indicatif::ProgressDrawTarget::stdout();
-        if columns.is_hidden() { 100 } else { console_columns().unwrap_or(100) }
+        let terminal = console::Term::stdout();
+        terminal.size_checked().filter(|_| terminal.is_term()).map_or(100, |(_, columns)| usize::from(columns))
     }
 
     fn draw_target(&self) -> ProgressDrawTarget {

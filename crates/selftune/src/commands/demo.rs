@@ -78,7 +78,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         Trained::Whole(person) => person,
         Trained::Stopped => return Ok(ExitStatus::Interrupted),
     };
-    let other = match demo.train(&OTHER, &beside(&folder, "-other"))? {
+    let other = match demo.train(&OTHER, &folder.join("other-person"))? {
         Trained::Whole(other) => other,
         Trained::Stopped => return Ok(ExitStatus::Interrupted),
     };
@@ -193,13 +193,6 @@ impl Demo<'_> {
             text_field: "text".into(),
         })
     }
-}
-
-/// The folder's neighbour with `suffix` behind its name.
-fn beside(folder: &Path, suffix: &str) -> PathBuf {
-    let mut name = folder.file_name().unwrap_or_default().to_os_string();
-    name.push(suffix);
-    folder.with_file_name(name)
 }
 
 fn show_samples(evaluation: &eval::Evaluation, terminal: &Terminal) {
