@@ -25,7 +25,7 @@ pub mod time;
 pub use build::{PreviewPiece, build_example, build_prompt, example_preview};
 pub use error::{DataError, ExampleError, TextError};
 pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
-pub use read::{OnBadLine, ReadOptions, read_history};
+pub use read::{OnBadLine, ReadOptions, read_history, read_question};
 pub use record::{DEFAULT_USER, HeldOut, History, Message, Record, RecordBody, SkippedLine, Split};
 pub use retrieve::{Found, Retriever};
 pub use tasks::{ColumnNames, Cut, TASKS, Task, task_by_name};

@@ -4,7 +4,7 @@
 //! column, with what was expected; a snippet shows at most a few characters of the person's text.
 
 use crate::error::DataError;
-use crate::record::{DEFAULT_USER, History, Record, SkippedLine, Split};
+use crate::record::{DEFAULT_USER, History, Record, RecordBody, SkippedLine, Split};
 use crate::tasks::{ColumnNames, TASKS, Task};
 use crate::time::record_time;
 use serde_json::{Map, Value};
@@ -247,6 +247,35 @@ impl Reader<'_> {
         let sequence = self.history.records.len();
         self.history.records.push(Record { id, user, time, body, file: file.clone(), line, sequence, split });
         Ok(())
+    }
+}
+
+/// Stands in for the answer of a question while its fields are checked; no prompt shows it.
+const NO_ANSWER: &str = "(to be written)";
+
+/// Reads one JSON record that may lack its answer: something to be asked now.
+pub fn read_question(text: &str, columns: &ColumnNames) -> Result<RecordBody, String> {
+    let mut fields: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))?;
+    let options = ReadOptions { columns: columns.clone(), ..ReadOptions::default() };
+    if let Some(name) = fields.get("task").and_then(Value::as_str).and_then(crate::tasks::task_by_name) {
+        add_missing_answer(&mut fields, name, columns);
+    } else if !TASKS.iter().any(|task| task.detect(&fields, columns)) {
+        let with_answer = TASKS.iter().find_map(|task| {
+            let mut fields = fields.clone();
+            add_missing_answer(&mut fields, *task, columns);
+            task.detect(&fields, columns).then_some(fields)
+        });
+        fields = with_answer.ok_or_else(|| unknown_kind(&fields, columns))?;
+    }
+    let task = choose_task(&fields, &options)?;
+    task.read(fields, columns)
+        .map_err(|reason| format!("{reason}; a {} record has {}", task.name(), task.expects(columns)))
+}
+
+fn add_missing_answer(fields: &mut Map<String, Value>, task: &dyn Task, columns: &ColumnNames) {
+    if let Some(name) = task.answer_field(columns) {
+        fields.entry(name.to_string()).or_insert_with(|| NO_ANSWER.into());
     }
 }
 

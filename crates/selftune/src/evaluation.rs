@@ -7,6 +7,7 @@ use data::{ExampleOptions, Record};
 use eval::{ARMS, Arm, Decision, EvalInputs, Evaluation, Verdict, WhichAdapter};
 use kernels::OpsOptions;
 use model::AdapterWeights;
+use std::ops::ControlFlow;
 
 /// What to ask, and of whom.
 pub struct Question<'a> {
@@ -62,6 +63,7 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
     let evaluation = eval::evaluate(&inputs, &mut |progress| {
         bar.set_position(progress.done as u64);
         bar.set_message(progress.arm.label);
+        if crate::training::stop_asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
     evaluation.bad_input("cannot evaluate")

@@ -110,11 +110,16 @@ impl Serving {
             _ => (Retriever::none(), data::DEFAULT_USER.to_owned()),
         };
         let options = ExampleOptions {
-            tokens_max: context.saturating_sub(arguments.max_tokens.min(context / 2)),
+            tokens_max: context,
             retrieved_records: arguments.retrieve,
             ..ExampleOptions::default()
         };
         Ok(Self { bench, retriever, user, options, adapter, generator, sampling })
+    }
+
+    /// Room that a prompt leaves for its answer: what was asked for, at most half of the context.
+    pub fn answer_tokens_max(&self) -> usize {
+        self.sampling.tokens_max.min(self.options.tokens_max / 2)
     }
 
     /// Answers `prompt`, handing over pieces of text as they come. Returns the whole answer and its number of tokens.

@@ -121,7 +121,14 @@ pub fn train_with_progress(
 
 /// Configuration, data and folder are the user's to mend; the rest is the machine's or the numbers' fault.
 fn training_failure(error: train::TrainError) -> Failure {
-    let exit = if error.is_input() { ExitStatus::BadInput } else { ExitStatus::Failed };
+    use train::TrainError::*;
+    let exit = match error {
+        Example { .. } | LossNotFinite { .. } | GradientNotFinite { .. } | NoGradient { .. } | File(_) | Adapter(_) => {
+            ExitStatus::Failed
+        }
+        NoExamples | NothingSupervised { .. } | TooLong { .. } | MaskLength { .. } | Begun { .. } | Mismatch { .. }
+        | Config(_) | Model(_) | Run(_) => ExitStatus::BadInput,
+    };
     Failure { exit, error: error.into() }
 }
 
@@ -243,15 +250,16 @@ fn without_lists(account: &serde_json::Value) -> serde_json::Value {
 }
 
 fn curves(run: &RunFolder, outcome: Option<&TrainOutcome>) -> Result<TrainingCurves, Failure> {
-    let metrics = train::read_metrics(&run.metrics_path())?;
+    let (steps, validations) = train::read_metrics(&run.metrics_path())?;
     Ok(TrainingCurves {
-        loss: metrics.steps.iter().map(|step| (step.step as f64, step.loss)).collect(),
-        validation_loss: metrics.validations.iter().map(|point| (point.step as f64, point.loss)).collect(),
-        learning_rate: metrics.steps.iter().map(|step| (step.step as f64, step.learning_rate)).collect(),
+        loss: steps.iter().map(|step| (step.step as f64, step.loss)).collect(),
+        validation_loss: validations.iter().map(|point| (point.step as f64, point.loss)).collect(),
+        learning_rate: steps.iter().map(|step| (step.step as f64, step.learning_rate)).collect(),
         best_step: outcome.and_then(|outcome| outcome.validation_best).map(|best| best.step),
     })
 }
 
 fn peak_memory(run: &RunFolder) -> Result<Option<u64>, Failure> {
-    Ok(train::read_metrics(&run.metrics_path())?.steps.iter().filter_map(|step| step.peak_resident_bytes).max())
+    let (steps, _) = train::read_metrics(&run.metrics_path())?;
+    Ok(steps.iter().filter_map(|step| step.peak_resident_bytes).max())
 }

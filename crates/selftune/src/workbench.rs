@@ -111,7 +111,7 @@ impl Workbench {
         let loaded = formats::load_model(&choice.path, &options, &mut { shown })
             .bad_input(format!("cannot use the model {}", choice.path.display()))?;
         bar.finish_and_clear();
-        let text_options = TextOptions { date: choice.date, ..TextOptions::default() };
+        let text_options = TextOptions { date: choice.date, thinking: false };
         let text =
             TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
                 .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
@@ -130,7 +130,7 @@ impl Workbench {
 
     /// Reads an adapter folder (PEFT or MLX layout) for this model.
     pub fn adapter(&self, folder: &Path) -> Result<AdapterWeights, Failure> {
-        let file = formats::adapter::read(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
+        let file = formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
         AdapterWeights::from_file(&file, &self.model).bad_input(format!("cannot use the adapter {}", folder.display()))
     }
 }

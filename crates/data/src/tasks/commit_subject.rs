@@ -92,6 +92,10 @@ impl Task for CommitSubject {
         text_field(record, "subject").trim().to_string()
     }
 
+    fn answer_field<'a>(&self, _columns: &'a ColumnNames) -> Option<&'a str> {
+        Some("subject")
+    }
+
     fn answer_label(&self) -> &'static str {
         "Subject:"
     }

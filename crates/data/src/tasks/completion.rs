@@ -52,6 +52,10 @@ impl Task for Completion {
         }
     }
 
+    fn answer_field<'a>(&self, columns: &'a ColumnNames) -> Option<&'a str> {
+        Some(&columns.completion)
+    }
+
     fn answer_label(&self) -> &'static str {
         ""
     }

@@ -50,6 +50,10 @@ impl Task for Headline {
         text_field(record, "title").trim().to_string()
     }
 
+    fn answer_field<'a>(&self, _columns: &'a ColumnNames) -> Option<&'a str> {
+        Some("title")
+    }
+
     fn answer_label(&self) -> &'static str {
         "Headline:"
     }

@@ -91,6 +91,10 @@ pub trait Task: std::fmt::Debug + Sync {
     }
     /// What the model must write.
     fn answer(&self, record: &Record) -> String;
+    /// The field of the answer, for tasks that have one: a question is a record without it.
+    fn answer_field<'a>(&self, _columns: &'a ColumnNames) -> Option<&'a str> {
+        None
+    }
     /// What stands before the answer where there is no chat template, such as `Title:`; may be empty.
     fn answer_label(&self) -> &'static str;
     /// What the earlier records are called in a prompt, such as "Earlier commits of this author".

@@ -77,7 +77,7 @@ fn prompt_of(serving: &Serving, messages: &[Message]) -> Result<Vec<u32>, Failur
     let mut turns = messages.to_vec();
     turns.push(Message::new("assistant", ""));
     let record = Record::ad_hoc(&serving.user, RecordBody::Chat { messages: turns, tools: None });
-    let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options)
+    let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options, serving.answer_tokens_max())
         .bad_input("the conversation")?;
     Ok(prompt.tokens)
 }

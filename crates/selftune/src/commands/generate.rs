@@ -33,7 +33,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let record = match (&arguments.record, &arguments.prompt) {
         (Some(path), _) => {
             let text = serving::read_text(path)?;
-            data::read_question(&text).bad_input(format!("{} is no record", path.display()))?
+            data::read_question(&text, &data::ColumnNames::default())
+                .map_err(|reason| Failure::input(format!("{} is no record: {reason}", path.display())))?
         }
         (None, Some(prompt)) => {
             let prompt = if prompt == "-" { serving::read_text("-".as_ref())? } else { prompt.clone() };
@@ -51,7 +52,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         }
         _ => {
             let record = Record::ad_hoc(&serving.user, record);
-            let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options)
+            let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options, serving.answer_tokens_max())
                 .bad_input("the prompt")?;
             (prompt.tokens, prompt.retrieved_ids)
         }

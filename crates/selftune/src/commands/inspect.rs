@@ -76,7 +76,7 @@ fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcom
 }
 
 fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
-    let file = formats::adapter::read(path).bad_input(format!("{} is no adapter", path.display()))?;
+    let file = formats::adapter::read_adapter(path).bad_input(format!("{} is no adapter", path.display()))?;
     let parameters: usize = file.matrices.iter().map(|matrix| matrix.a.len() + matrix.b.len()).sum();
     let mut modules: BTreeMap<&str, usize> = BTreeMap::new();
     for matrix in &file.matrices {

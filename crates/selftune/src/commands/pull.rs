@@ -60,9 +60,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         )));
     };
     let summary = formats::describe_model(&path).bad_input(format!("{} was fetched but is no usable model", path.display()))?;
-    terminal.line(format!("{GOOD}ready{GOOD:#} {} at {}", summary.kind, path.display()));
+    terminal.line(format!("{GOOD}ready{GOOD:#} {} at {}", summary.source.kind, path.display()));
     terminal.line(format!("use it: selftune train --model {source} --data HISTORY.jsonl"));
-    terminal.json(&serde_json::json!({"source": source, "path": path, "kind": summary.kind}));
+    terminal.json(&serde_json::json!({"source": source, "path": path, "kind": summary.source.kind}));
     Ok(ExitStatus::Done)
 }
 
@@ -320,7 +320,14 @@ fn check_hub_file(path: &Path, expected: Option<&str>) -> Result<(), Failure> {
     }
     let mut file = File::open(&blob).with_context(|| format!("cannot open {}", blob.display()))?;
     let mut hasher = Sha256::new();
-    std::io::copy(&mut file, &mut hasher).with_context(|| format!("cannot read {}", blob.display()))?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let count = file.read(&mut buffer).with_context(|| format!("cannot read {}", blob.display()))?;
+        if count == 0 {
+            break;
+        }
+        hasher.update(&buffer[..count]);
+    }
     let found = hexadecimal(&hasher.finalize());
     for wanted in [named, expected].into_iter().flatten() {
         if let Err(failure) = check_hash(&found, Some(wanted), path) {
