@@ -106,7 +106,11 @@ fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outc
     }
     terminal.json(&serde_json::json!({
         "adapter": path,
-        "config": file.config,
+        "rank": file.config.r,
+        "lora_alpha": file.config.lora_alpha,
+        "use_rslora": file.config.use_rslora,
+        "target_modules": file.config.target_modules,
+        "base_model_name_or_path": file.config.base_model_name_or_path,
         "scale": file.config.scale(),
         "parameters": parameters,
         "matrices": file.matrices.len(),
