@@ -1,29 +1,34 @@
-//! Adapters on disk: PEFT's layout, with what they were trained from beside the values.
+//! What an adapter remembers of its training, beside the values in PEFT's layout.
 
 use std::path::Path;
 
 use formats::FormatError;
-use model::AdapterWeights;
+use formats::adapter::write_peft;
+use model::TrainingSession;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What an adapter remembers of its training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdapterNotes {
-    /// Content hash of the base model that it belongs to.
-    pub base_hash: String,
-    /// Name of that model for people.
+/// Where an adapter comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AdapterNotes {
+    /// Name of the base model for people; its content hash is written too.
     pub base_name: String,
-    /// The resolved configuration.
-    pub config: Map<String, Value>,
-    /// Hash of every example that it saw (see [`crate::example_hash`]); ids stay in the run folder.
-    pub receipt: Vec<String>,
+    pub receipt: Receipt,
 }
 
-pub(crate) fn write_adapter(
-    _folder: &Path,
-    _adapter: &AdapterWeights,
-    _notes: &AdapterNotes,
-) -> Result<(), FormatError> {
-    todo!()
+/// The receipt in an adapter's metadata.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Hash of every example that the adapter was trained on (see [`crate::example_hash`]), oldest first. The ids of
+    /// the records stay in the run folder's `examples.json`.
+    pub examples: Vec<String>,
+    /// The resolved configuration.
+    pub config: Map<String, Value>,
+}
+
+/// Writes the session's adapter as it is into `folder`. Runs that end with equal values write equal bytes: there is no
+/// time and no path in it.
+pub(crate) fn write_adapter(folder: &Path, session: &TrainingSession, notes: &AdapterNotes) -> Result<(), FormatError> {
+    let receipt = serde_json::to_value(&notes.receipt).expect("a receipt is plain values");
+    write_peft(folder, &session.adapter().to_file(session.model(), Some(notes.base_name.clone()), receipt))
 }

@@ -8,12 +8,16 @@ use kernels::AdamWParameters;
 use model::ModelError;
 
 use crate::adapter_file::AdapterNotes;
+use crate::files::crash;
 use crate::learner::Learner;
+
+/// Kinds of tokens.
+pub(crate) const KINDS: usize = 8;
 
 /// An example of `len` tokens whose last three are targets.
 pub(crate) fn example(index: usize, len: usize) -> Example {
     Example {
-        tokens: (0..len).map(|place| ((index * 31 + place * 7) % 64) as u32).collect(),
+        tokens: (0..len).map(|place| ((index * 31 + place * 7) % KINDS) as u32).collect(),
         loss_mask: (0..len).map(|place| place + 3 >= len).collect(),
         record_id: format!("record-{index}"),
         retrieved_ids: Vec::new(),
@@ -24,10 +28,10 @@ pub(crate) fn example(index: usize, len: usize) -> Example {
 /// Learns one value per token kind: the loss of a target is `(value - goal)^2 / 2` with a goal of its own.
 /// AdamW is spelled out in float64 from its paper (Loshchilov and Hutter 2019, algorithm 2).
 pub(crate) struct Fake {
-    values: Vec<f32>,
-    gradients: Vec<f32>,
-    first: Vec<f32>,
-    second: Vec<f32>,
+    pub values: Vec<f32>,
+    pub gradients: Vec<f32>,
+    pub first: Vec<f32>,
+    pub second: Vec<f32>,
     /// The loss of this record is not a number.
     pub poisoned_record: Option<String>,
     pub without_gradient: Vec<String>,
@@ -35,9 +39,9 @@ pub(crate) struct Fake {
 
 impl Default for Fake {
     fn default() -> Self {
-        let zeros = || vec![0.0; 64];
+        let zeros = || vec![0.0; KINDS];
         Self {
-            values: (0..64).map(|index| 1.0 - index as f32 / 64.0).collect(),
+            values: (0..KINDS).map(|index| 1.0 - index as f32 / KINDS as f32).collect(),
             gradients: zeros(),
             first: zeros(),
             second: zeros(),
@@ -109,8 +113,13 @@ impl Learner for Fake {
     fn write_adapter(&self, folder: &Path, _notes: &AdapterNotes) -> Result<(), FormatError> {
         // Its place and its bytes are what the tests compare.
         let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let write = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join("values"), bytes));
-        write.expect("a test folder is writable");
-        Ok(())
+        let write = || {
+            crash::point()?;
+            std::fs::create_dir_all(folder)?;
+            std::fs::write(folder.join("new"), bytes)?;
+            crash::point()?;
+            std::fs::rename(folder.join("new"), folder.join("values"))
+        };
+        write().map_err(|source| FormatError::Write { path: folder.to_owned(), source })
     }
 }

@@ -63,6 +63,6 @@ impl Learner for TrainingSession {
         self.set_optimizer_moments(first, second)
     }
     fn write_adapter(&self, folder: &Path, notes: &AdapterNotes) -> Result<(), FormatError> {
-        write_adapter(folder, &self.adapter(), notes)
+        write_adapter(folder, self, notes)
     }
 }

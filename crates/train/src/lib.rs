@@ -27,10 +27,12 @@ pub mod plan;
 pub mod run_folder;
 pub mod schedule;
 pub mod state;
+#[cfg(test)]
+mod tests;
 mod train;
 mod trainer;
 
-pub use adapter_file::AdapterNotes;
+pub use adapter_file::Receipt;
 pub use config::{ConfigError, PRESETS, Preset, TrainConfig};
 pub use error::TrainError;
 pub use events::{Control, TrainEvent};

@@ -66,10 +66,11 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the file for a run that has done `step` updates and cuts off what came after them.
-    pub fn open(path: &Path, step: u64) -> Result<Metrics, FileError> {
+    /// Opens the file for a run whose saved state has done `step` updates, none without a state, and cuts off what came
+    /// after it.
+    pub fn open(path: &Path, step: Option<u64>) -> Result<Metrics, FileError> {
         let keep = match File::open(path) {
-            Ok(file) => bytes_up_to(file, step).map_err(FileError::new("read", path))?,
+            Ok(file) => step.map_or(Ok(0), |step| bytes_up_to(file, step)).map_err(FileError::new("read", path))?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
             Err(error) => return Err(FileError::new("open", path)(error)),
         };
@@ -161,7 +162,7 @@ mod tests {
     fn a_resumed_run_cuts_what_it_will_do_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut metrics = Metrics::open(&path, 0).unwrap();
+        let mut metrics = Metrics::open(&path, None).unwrap();
         metrics.write(Line::Validation(&validation(0))).unwrap();
         for number in 1..=3 {
             metrics.write(Line::Step(&step(number))).unwrap();
@@ -172,15 +173,17 @@ mod tests {
         // Torn last lines, and zeros where a power cut lost the content.
         for tail in [&b""[..], b"{\"event\": \"step\", \"step\": 2", b"\0\0\0\0\n", b"\n"] {
             std::fs::write(&path, [&whole, tail].concat()).unwrap();
-            drop(Metrics::open(&path, 3).unwrap());
+            drop(Metrics::open(&path, Some(3)).unwrap());
             assert_eq!(std::fs::read(&path).unwrap(), whole);
         }
-        let mut metrics = Metrics::open(&path, 2).unwrap();
+        let mut metrics = Metrics::open(&path, Some(2)).unwrap();
         metrics.write(Line::Step(&step(3))).unwrap();
         let (steps, validations) = read_metrics(&path).unwrap();
         assert_eq!(steps, [step(1), step(2), step(3)]);
         assert_eq!(validations, [validation(0), validation(1), validation(2)]);
-        drop(Metrics::open(&path, 0).unwrap());
+        drop(Metrics::open(&path, Some(0)).unwrap());
         assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![validation(0)]));
+        drop(Metrics::open(&path, None).unwrap());
+        assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![]));
     }
 }

@@ -1,7 +1,9 @@
 //! What a run will take, counted before its first update.
 
+use std::ops::Range;
+
 use data::Example;
-use model::{AdapterSpec, MemoryPlan, ModelConfig};
+use model::{AdapterSpec, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
@@ -55,19 +57,37 @@ pub struct TimeEstimate {
     pub validation_tokens_per_second: f64,
 }
 
+/// What an adapter consists of.
+#[derive(Clone, Debug)]
+pub(crate) struct Trained {
+    pub targets: Vec<String>,
+    pub blocks: Range<usize>,
+    pub matrices: usize,
+    pub parameters: usize,
+}
+
+impl Trained {
+    pub fn new(spec: &AdapterSpec, model: &ModelConfig) -> Self {
+        Self {
+            targets: spec.targets.iter().map(|target| target.module_name().to_owned()).collect(),
+            blocks: spec.blocks.clone(),
+            matrices: spec.targets.len() * spec.blocks.len(),
+            parameters: spec.parameter_count(model),
+        }
+    }
+}
+
 impl TrainPlan {
     /// Counts a run.
     pub(crate) fn count(
         examples: &[Example],
         validation: &[Example],
         config: &TrainConfig,
-        spec: &AdapterSpec,
-        model: &ModelConfig,
-        memory: &MemoryPlan,
+        trained: Trained,
+        memory: &[(&str, usize)],
     ) -> TrainPlan {
         let order = DataOrder::new(config.seed, examples.len(), config.accumulation);
         let updates = config.updates(examples.len());
-        let adapter_parameters = spec.parameter_count(model);
         TrainPlan {
             examples: examples.len(),
             validation_examples: validation.len(),
@@ -80,13 +100,13 @@ impl TrainPlan {
             tokens_total: tokens_of_updates(examples, &order, updates),
             tokens_longest_example: longest(examples, validation),
             validation_tokens: tokens(validation),
-            targets: spec.targets.iter().map(|target| target.module_name().to_owned()).collect(),
-            adapted_blocks: [spec.blocks.start, spec.blocks.end],
-            trained_matrices: spec.targets.len() * spec.blocks.len(),
-            adapter_parameters,
-            memory: memory.items.iter().map(|&(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect(),
-            memory_total_bytes: memory.total_bytes(),
-            state_bytes: 3 * size_of::<f32>() * adapter_parameters,
+            targets: trained.targets,
+            adapted_blocks: [trained.blocks.start, trained.blocks.end],
+            trained_matrices: trained.matrices,
+            adapter_parameters: trained.parameters,
+            memory: memory.iter().map(|&(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect(),
+            memory_total_bytes: memory.iter().map(|(_, bytes)| bytes).sum(),
+            state_bytes: 3 * size_of::<f32>() * trained.parameters,
             time: None,
         }
     }

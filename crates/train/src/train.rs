@@ -5,14 +5,14 @@ use std::sync::Arc;
 use data::Example;
 use model::{AdapterSpec, AdapterWeights, Model, StepOptions, TrainingSession};
 
-use crate::adapter_file::AdapterNotes;
+use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::hash::{example_hash, list_hash};
 use crate::learner::Learner;
 use crate::outcome::TrainOutcome;
-use crate::plan::{TrainPlan, longest, supervised_tokens};
+use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
 use crate::run_folder::{ExampleList, ListedExample, RunFolder};
 use crate::state::{Identity, Progress};
 use crate::trainer::{Job, Trainer, probe};
@@ -42,8 +42,13 @@ pub fn train(
     check_examples(inputs.examples, inputs.validation, &config)?;
     let spec = config.adapter_spec(inputs.model.config())?;
     let session = new_session(&inputs.model, &spec, &config, longest(inputs.examples, inputs.validation))?;
-    let plan =
-        TrainPlan::count(inputs.examples, inputs.validation, &config, &spec, inputs.model.config(), session.plan());
+    let plan = TrainPlan::count(
+        inputs.examples,
+        inputs.validation,
+        &config,
+        Trained::new(&spec, inputs.model.config()),
+        &session.plan().items,
+    );
     let base = inputs.model.content_hash().to_owned();
     let base_name = inputs.base_name.to_owned();
     let begin = Begin { examples: inputs.examples, validation: inputs.validation, config: &config, base, base_name };
@@ -61,7 +66,8 @@ pub fn plan(
     check_examples(examples, validation, &config)?;
     let spec = config.adapter_spec(model.config())?;
     let mut session = new_session(model, &spec, &config, longest(examples, validation))?;
-    let mut plan = TrainPlan::count(examples, validation, &config, &spec, model.config(), session.plan());
+    let mut plan =
+        TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &session.plan().items);
     let (training, validation) = probe(&mut session, examples)?;
     plan.estimate_time(training, validation);
     Ok(plan)
@@ -127,10 +133,11 @@ pub(crate) fn train_learner<L: Learner>(
         run,
         identity,
         notes: AdapterNotes {
-            base_hash: begin.base,
             base_name: begin.base_name,
-            config: begin.config.to_map(),
-            receipt: list.training.into_iter().map(|example| example.sha256).collect(),
+            receipt: Receipt {
+                examples: list.training.into_iter().map(|example| example.sha256).collect(),
+                config: begin.config.to_map(),
+            },
         },
         tokens_total: plan.tokens_total,
     };

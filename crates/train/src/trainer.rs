@@ -76,7 +76,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         Ok(Self {
             schedule: Schedule::new(config, updates),
             shuffled: (pass, order.shuffled(pass)),
-            metrics: Metrics::open(&job.run.metrics_path(), progress.step)?,
+            metrics: Metrics::open(&job.run.metrics_path(), is_saved.then_some(progress.step))?,
             pace: Pace::default(),
             saved: is_saved.then(|| Saved { step: progress.step, seconds: 0.0, since: Stopwatch::start() }),
             session: Stopwatch::start(),

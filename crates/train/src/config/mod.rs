@@ -66,7 +66,7 @@ pub struct TrainConfig {
     pub seed: u64,
 
     // --- The examples ---
-    /// The most tokens in an example.
+    /// The most tokens in an example; never more than the model's context.
     pub tokens_max: usize,
     /// The most earlier records of the person that a prompt carries.
     pub retrieved_records: usize,
@@ -131,14 +131,12 @@ impl TrainConfig {
         })
     }
 
-    /// The same configuration with every "all" replaced by what it means for `model`, as a run folder keeps it.
+    /// The same configuration with every "all" and every limit replaced by what it means for `model`, as a run folder
+    /// keeps it.
     pub fn resolved(&self, model: &ModelConfig) -> Result<TrainConfig, ConfigError> {
-        let spec = self.adapter_spec(model)?;
-        if self.tokens_max > model.context_tokens_max {
-            let expected = format!("at most {}, the context of this model", model.context_tokens_max);
-            return Err(ConfigError::range("tokens_max", self.tokens_max, expected));
-        }
-        Ok(TrainConfig { adapted_blocks: spec.blocks.len() as i64, ..self.clone() })
+        let adapted_blocks = self.adapter_spec(model)?.blocks.len() as i64;
+        let tokens_max = self.tokens_max.min(model.context_tokens_max);
+        Ok(TrainConfig { adapted_blocks, tokens_max, ..self.clone() })
     }
 
     /// How many of `records` records are held out for validation.

@@ -1,0 +1,4 @@
+//! Whole runs on a random model.
+
+mod runs;
+mod tiny;

@@ -1,0 +1,258 @@
+//! Whole runs on a random model through the public interface.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::Example;
+use model::{AdapterWeights, Model, Projection, StepOptions, TrainingSession};
+use serde_json::Value;
+use train::{Control, RunEnd, RunFolder, TrainConfig, TrainError, TrainEvent, TrainInputs, TrainOutcome};
+
+use crate::tiny;
+
+struct Setup {
+    model: Arc<Model>,
+    examples: Vec<Example>,
+    validation: Vec<Example>,
+    config: TrainConfig,
+}
+
+impl Setup {
+    /// Ten examples in windows of three for three passes: twelve updates.
+    fn new() -> Self {
+        Self {
+            model: tiny::model(1),
+            examples: tiny::examples(0..10),
+            validation: tiny::examples(10..14),
+            config: tiny::config(),
+        }
+    }
+
+    fn run(
+        &self,
+        path: &Path,
+        resume: bool,
+        observer: &mut dyn FnMut(&TrainEvent) -> Control,
+    ) -> Result<TrainOutcome, TrainError> {
+        let run = match resume {
+            true => RunFolder::open(path)?,
+            false => RunFolder::create(path, Value::Null)?,
+        };
+        let inputs = TrainInputs {
+            model: Arc::clone(&self.model),
+            base_name: "tiny",
+            examples: &self.examples,
+            validation: &self.validation,
+            config: &self.config,
+            run: &run,
+            resume,
+        };
+        train::train(&inputs, observer)
+    }
+
+    fn run_to_end(&self) -> (tempfile::TempDir, PathBuf, TrainOutcome) {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let outcome = self.run(&path, false, &mut |_| Control::Continue).unwrap();
+        (parent, path, outcome)
+    }
+}
+
+/// All files of both adapters.
+fn adapters(run: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for adapter in ["best", "last"] {
+        for entry in std::fs::read_dir(run.join("adapter").join(adapter)).unwrap() {
+            let entry = entry.unwrap();
+            let name = format!("{adapter}/{}", entry.file_name().to_string_lossy());
+            files.insert(name, std::fs::read(entry.path()).unwrap());
+        }
+    }
+    assert!(files.contains_key("best/adapter_model.safetensors"), "{:?}", files.keys());
+    files
+}
+
+#[test]
+fn loss_falls_and_the_saved_adapter_is_the_trained_one() {
+    let mut setup = Setup::new();
+    setup.config.passes = 12;
+    let (_parent, path, outcome) = setup.run_to_end();
+    let (before, best) = (outcome.validation_before.unwrap(), outcome.validation_best.unwrap().loss);
+    assert!(best < before - 2.0, "held-out loss went from {before} to {best}");
+    assert!(outcome.pass_losses[11] < outcome.pass_losses[0] - 2.0, "{:?}", outcome.pass_losses);
+
+    // Read back, the last adapter gives the last validation loss to the bit.
+    let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
+    assert_eq!(file.config.base_model_name_or_path.as_deref(), Some("tiny"));
+    let receipt = &file.metadata.as_ref().unwrap().receipt;
+    assert_eq!(receipt["examples"].as_array().unwrap().len(), 10);
+    assert_eq!(receipt["examples"][3], train::example_hash(&setup.examples[3]));
+    assert_eq!(receipt["config"]["rank"], 4);
+    let adapter = AdapterWeights::from_file(&file, &setup.model).unwrap();
+    let mut session = TrainingSession::new(Arc::clone(&setup.model), &adapter, StepOptions::new(64)).unwrap();
+    let (mut sum, mut tokens) = (0.0, 0);
+    for example in &setup.validation {
+        let losses = session.loss(&example.tokens, &example.loss_mask).unwrap();
+        sum += losses.loss_sum;
+        tokens += losses.losses.len();
+    }
+    assert_eq!(sum / tokens as f64, outcome.validation_last.unwrap().loss);
+}
+
+#[test]
+fn stopped_after_every_update_a_run_ends_with_the_same_bytes() {
+    let setup = Setup::new();
+    let (_parent, path, outcome) = setup.run_to_end();
+    let expected = adapters(&path);
+
+    // Stopped after each single update: twelve sessions, each with a new model session.
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let mut stop_after_step = |event: &TrainEvent| match event {
+        TrainEvent::Step(_) => Control::Stop,
+        _ => Control::Continue,
+    };
+    let mut sessions = 1;
+    let mut last = setup.run(&path, false, &mut stop_after_step).unwrap();
+    while last.end == RunEnd::Interrupted {
+        sessions += 1;
+        last = setup.run(&path, true, &mut stop_after_step).unwrap();
+    }
+    assert_eq!(sessions, 12);
+    assert_eq!(
+        TrainOutcome { seconds: 0.0, adapter_best: "".into(), adapter_last: "".into(), ..last },
+        TrainOutcome { seconds: 0.0, adapter_best: "".into(), adapter_last: "".into(), ..outcome }
+    );
+    assert_eq!(adapters(&path), expected);
+}
+
+#[test]
+fn threads_change_no_bit_and_seeds_change_all() {
+    let weights = |threads: usize, seed: u64| {
+        let mut setup = Setup::new();
+        setup.config.threads = threads;
+        setup.config.seed = seed;
+        let (_parent, path, _) = setup.run_to_end();
+        formats::adapter::read_peft(&path.join("adapter/last")).unwrap().matrices
+    };
+    let one = weights(1, 42);
+    assert_eq!(one, weights(2, 42));
+    assert_eq!(one, weights(1, 42));
+    assert_ne!(one, weights(1, 43));
+}
+
+#[test]
+fn a_window_has_the_gradient_of_its_examples_taken_as_one() {
+    // The gradient of the window's mean loss is the token-weighted mean of the gradients of its examples' means.
+    let setup = Setup::new();
+    let spec = setup.config.adapter_spec(setup.model.config()).unwrap();
+    let mut adapter = AdapterWeights::initialized(setup.model.config(), spec, 7).unwrap();
+    let mut random = model::Random::new(8);
+    for matrix in &mut adapter.matrices {
+        matrix.b.iter_mut().for_each(|value| *value = random.symmetric(0.2));
+    }
+    let mut options = StepOptions::new(64);
+    // The integers of the other precisions round a scaled gradient differently.
+    options.ops.precision = kernels::Precision::Exact;
+    let mut session = TrainingSession::new(Arc::clone(&setup.model), &adapter, options).unwrap();
+    let window = &setup.examples[..3];
+    let supervised = |example: &Example| example.loss_mask.iter().filter(|target| **target).count() as f64;
+    let total: f64 = window.iter().map(supervised).sum();
+
+    let mut weighted_mean: Vec<f64> = Vec::new();
+    for example in window {
+        session.zero_gradients();
+        session.step(&example.tokens, &example.loss_mask, (1.0 / supervised(example)) as f32, 0).unwrap();
+        let weight = supervised(example) / total;
+        weighted_mean.resize(session.flat_gradients().len(), 0.0);
+        for (sum, gradient) in weighted_mean.iter_mut().zip(session.flat_gradients()) {
+            *sum += weight * f64::from(*gradient);
+        }
+    }
+    session.zero_gradients();
+    for example in window {
+        session.step(&example.tokens, &example.loss_mask, (1.0 / total) as f32, 0).unwrap();
+    }
+    let largest = weighted_mean.iter().fold(0f64, |most, value| most.max(value.abs()));
+    for (index, (expected, found)) in weighted_mean.iter().zip(session.flat_gradients()).enumerate() {
+        let difference = (expected - f64::from(*found)).abs();
+        assert!(difference < 1e-5 * largest, "value {index}: {found}, expected {expected}");
+    }
+    // And the unweighted mean, the usual mistake, is something else.
+    assert!(supervised(&window[0]) != supervised(&window[1]));
+}
+
+#[test]
+fn what_is_trained_is_what_was_asked_for() {
+    let mut setup = Setup::new();
+    setup.config.targets = vec![Projection::Query, Projection::Value];
+    setup.config.adapted_blocks = 1;
+    let (_parent, path, _) = setup.run_to_end();
+    let run = RunFolder::open(&path).unwrap();
+    let plan = run.plan().unwrap().unwrap();
+    assert_eq!(plan.targets, ["self_attn.q_proj", "self_attn.v_proj"]);
+    assert_eq!((plan.adapted_blocks, plan.trained_matrices), ([1, 2], 2));
+    // Query: A [4, 64], B [64, 4]; value: A [4, 64], B [32, 4].
+    assert_eq!(plan.adapter_parameters, 4 * (64 + 64) + 4 * (64 + 32));
+    assert_eq!(plan.memory_total_bytes, plan.memory.iter().map(|item| item.bytes).sum::<usize>());
+    assert!(plan.memory_total_bytes > 0 && plan.time.is_some());
+    assert_eq!(run.config().unwrap().unwrap().adapted_blocks, 1);
+    let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
+    let modules: Vec<&str> = file.matrices.iter().map(|matrix| matrix.module.as_str()).collect();
+    assert_eq!(modules, ["model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"]);
+    assert!(file.matrices.iter().all(|matrix| matrix.b.iter().any(|value| *value != 0.0)), "every matrix has moved");
+    // "All" is written out as what it means.
+    let resolved = tiny::config().resolved(setup.model.config()).unwrap();
+    assert_eq!((resolved.adapted_blocks, resolved.targets.len(), resolved.tokens_max), (2, 7, 256));
+}
+
+#[test]
+fn impossible_requests_are_refused_before_anything_is_written() {
+    let refused = |change: &dyn Fn(&mut Setup), expected: &str| {
+        let mut setup = Setup::new();
+        change(&mut setup);
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let error = setup.run(&path, false, &mut |_| Control::Continue).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        let left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["run.json"]);
+    };
+    refused(&|setup| setup.examples.clear(), "no examples");
+    refused(&|setup| setup.examples[3].loss_mask.fill(false), "1 of 14 examples have no supervised token");
+    // Only the first token is a target, and nothing comes before it.
+    let first_only = |setup: &mut Setup| {
+        setup.examples[3].loss_mask.fill(false);
+        setup.examples[3].loss_mask[0] = true;
+    };
+    refused(&first_only, "record-3");
+    refused(&|setup| drop(setup.examples[2].loss_mask.pop()), "record record-2 has");
+    refused(&|setup| setup.config.tokens_max = 8, "more than tokens_max = 8");
+    refused(&|setup| setup.config.adapted_blocks = 3, "expected -1 or 1 to 2, the blocks of this model");
+    refused(&|setup| setup.config.rank = 100, "rank is 100");
+}
+
+#[test]
+fn another_base_model_cannot_go_on_with_a_run() {
+    let setup = Setup::new();
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    setup.run(&path, false, &mut |_| Control::Stop).unwrap();
+    let other = Setup { model: tiny::model(2), ..Setup::new() };
+    let error = other.run(&path, true, &mut |_| Control::Continue).unwrap_err().to_string();
+    assert!(error.contains("the base model changed: tiny model 1 in the saved run, tiny model 2 now"), "{error}");
+}
+
+#[test]
+fn the_paper_preset_trains() {
+    let mut setup = Setup::new();
+    setup.config = TrainConfig { tokens_max: 64, ..TrainConfig::preset("paper").unwrap() };
+    let (_parent, path, outcome) = setup.run_to_end();
+    assert_eq!(outcome.steps, 30, "three passes of one example an update");
+    let (steps, _) = train::read_metrics(&path.join("metrics.jsonl")).unwrap();
+    assert!(steps.iter().all(|step| step.learning_rate == 1e-5 && !step.clipped));
+    let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
+    assert_eq!(file.matrices.len(), 4);
+    assert!(file.matrices.iter().all(|matrix| matrix.b.iter().any(|value| *value != 0.0)));
+}
