@@ -152,7 +152,7 @@ impl Question {
         let task = record.task();
         let body = match &record.body {
             RecordBody::Chat { messages, tools } => {
-                let end = messages.iter().rposition(Message::is_assistant).map_or(messages.len(), |last| last + 1);
+                let end = messages.iter().rposition(Message::is_answer).map_or(messages.len(), |last| last + 1);
                 QuestionBody::Turns { messages: messages[..end].to_vec(), tools: tools.clone() }
             }
             _ => QuestionBody::Single {
@@ -235,7 +235,7 @@ impl Question {
     fn lay_out_prompt(&self, pipeline: &TextPipeline) -> Result<Layout, TextError> {
         match &self.body {
             QuestionBody::Turns { messages, tools } => {
-                let end = messages.len() - usize::from(messages.last().is_some_and(Message::is_assistant));
+                let end = messages.len() - usize::from(messages.last().is_some_and(Message::is_answer));
                 lay_out_prompt(pipeline, &self.with_earlier(messages)[..end], tools.as_ref())
             }
             QuestionBody::Single { .. } if pipeline.has_template() => {
@@ -306,7 +306,7 @@ impl Question {
         let input = match &mut self.body {
             QuestionBody::Single { input, .. } => input,
             QuestionBody::Turns { messages, .. } => {
-                let last = messages.iter().rposition(Message::is_assistant).unwrap_or(messages.len());
+                let last = messages.iter().rposition(Message::is_answer).unwrap_or(messages.len());
                 match messages[..last].iter_mut().rev().find(|message| message.role == "user") {
                     Some(question) => &mut question.content,
                     None => return Ok(false),

@@ -92,6 +92,12 @@ impl Message {
     pub fn is_assistant(&self) -> bool {
         self.role == "assistant"
     }
+
+    /// Whether it is a turn of the assistant with something in it: text, or calls of tools.
+    pub fn is_answer(&self) -> bool {
+        let calls_tools = || self.extra.get("tool_calls").is_some_and(|calls| !calls.is_null());
+        self.is_assistant() && (!self.content.trim().is_empty() || calls_tools())
+    }
 }
 
 impl Record {

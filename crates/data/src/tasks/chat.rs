@@ -35,7 +35,7 @@ impl Task for Chat {
         for (index, turn) in turns.into_iter().enumerate() {
             messages.push(read_turn(turn).map_err(|reason| format!("turn {} of \"{name}\": {reason}", index + 1))?);
         }
-        if !messages.iter().any(|message| message.is_assistant() && has_answer(message)) {
+        if !messages.iter().any(Message::is_answer) {
             return Err(format!("\"{name}\" has no answer: no turn of role \"assistant\" with text"));
         }
         let tools = match fields.remove(&columns.tools) {
@@ -87,16 +87,12 @@ impl Task for Chat {
 /// The turns before the assistant's last turn, and that turn.
 pub(crate) fn around_last_answer(record: &Record) -> (&[Message], Option<&Message>) {
     match &record.body {
-        RecordBody::Chat { messages, .. } => match messages.iter().rposition(Message::is_assistant) {
+        RecordBody::Chat { messages, .. } => match messages.iter().rposition(Message::is_answer) {
             Some(place) => (&messages[..place], Some(&messages[place])),
             None => (messages, None),
         },
         _ => (&[], None),
     }
-}
-
-fn has_answer(message: &Message) -> bool {
-    !message.content.trim().is_empty() || message.extra.get("tool_calls").is_some_and(|calls| !calls.is_null())
 }
 
 fn read_turn(turn: Value) -> Result<Message, String> {

@@ -33,6 +33,15 @@ impl Rendered {
         let first = spans.next()?;
         Some(first.range.start..spans.next_back().unwrap_or(first).range.end)
     }
+
+    /// The same for an answer to a prompt that ends so: where the prompt closes the reasoning already, the answer is
+    /// only what comes after it.
+    pub fn answer_span(&self, message: usize, prompt_end: &str) -> Option<Range<usize>> {
+        if prompt_end.trim_end().ends_with(REASONING_END) {
+            return self.spans.iter().rfind(|span| span.message == message).map(|span| span.range.clone());
+        }
+        self.span_of(message)
+    }
 }
 
 /// The two private-use planes; one is used that no text holds.
@@ -42,7 +51,8 @@ const PLANES: [u32; 2] = [0x10_0000, 0xF_0000];
 const MARKS_MAX: u32 = 0xFFF0;
 
 /// What divides an answer into reasoning and the rest in the templates that take answers apart.
-const REASONING_TAGS: [&str; 2] = ["<think>", "</think>"];
+const REASONING_TAGS: [&str; 2] = ["<think>", REASONING_END];
+const REASONING_END: &str = "</think>";
 
 /// Renders a conversation and finds the texts in it. Where marks in every text disturb the template, only the
 /// assistant's texts are marked; `Rendered::spans` then has no others.
@@ -167,7 +177,7 @@ mod tests {
     fn template(source: &str) -> ChatTemplate {
         let settings = TemplateSettings {
             date: "2025-10-28".parse().unwrap(),
-            thinking: false,
+            variables: Default::default(),
             bos_token: Some("<s>".into()),
             eos_token: Some("</s>".into()),
             pad_token: None,

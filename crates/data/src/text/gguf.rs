@@ -9,7 +9,7 @@ use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence as DecoderSequence;
 use tokenizers::decoders::strip::Strip;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
-use tokenizers::normalizers::{Prepend, Replace, Sequence as NormalizerSequence};
+use tokenizers::normalizers::Replace;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::tokenizer::NormalizerWrapper;
 use tokenizers::{AddedToken, Tokenizer};
@@ -24,8 +24,17 @@ const SPACE_MARK: char = '\u{2581}';
 /// The longest piece of a SentencePiece vocabulary whose halves are searched, in characters. Real pieces end at 93.
 const PIECE_CHARACTERS_MAX: usize = 256;
 
-/// Builds the tokenizer, and says whether texts begin with the start token.
-pub(crate) fn build(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
+/// A tokenizer and what it puts in front of texts.
+pub(crate) struct Built {
+    pub tokenizer: Tokenizer,
+    /// Whether texts begin with the start token.
+    pub adds_bos: bool,
+    /// The token of the space that texts begin with, if they do.
+    pub space_in_front: Option<u32>,
+}
+
+/// Builds the tokenizer.
+pub(crate) fn build(gguf: &GgufTokenizer) -> Result<Built, TextError> {
     if gguf.tokens.is_empty() {
         return Err(TextError::Tokenizer("tokenizer.ggml.tokens is missing or empty".to_string()));
     }
@@ -44,7 +53,7 @@ pub(crate) fn build(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError
 }
 
 /// Byte-level pairs with merges in order of rank.
-fn byte_level(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
+fn byte_level(gguf: &GgufTokenizer) -> Result<Built, TextError> {
     let kind = pre_tokenizer_kind(gguf.pre.as_deref().unwrap_or("default"))?;
     let vocabulary = vocabulary(gguf.tokens.iter().map(|token| token.as_str().into()));
     let mut merges = Merges::with_capacity(gguf.merges.len());
@@ -61,12 +70,12 @@ fn byte_level(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
     tokenizer.with_pre_tokenizer(Some(kind.pre_tokenizer()?));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
     add_tokens(&mut tokenizer, gguf)?;
-    Ok((tokenizer, gguf.add_bos_token.unwrap_or(kind.adds_bos)))
+    Ok(Built { tokenizer, adds_bos: gguf.add_bos_token.unwrap_or(kind.adds_bos), space_in_front: None })
 }
 
 /// SentencePiece pieces with scores: of all neighbours that make a piece, those with the best score are joined first.
 /// That is pair merging with the scores as ranks.
-fn sentence_piece(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> {
+fn sentence_piece(gguf: &GgufTokenizer) -> Result<Built, TextError> {
     if gguf.scores.len() != gguf.tokens.len() {
         return Err(TextError::Tokenizer(format!(
             "tokenizer.ggml.scores has {} entries, expected {} as tokenizer.ggml.tokens",
@@ -79,6 +88,8 @@ fn sentence_piece(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> 
         if token.contains(' ') { token.replace(' ', &SPACE_MARK.to_string()).into() } else { token.as_str().into() }
     }));
     let merges = merges_by_score(gguf, &vocabulary);
+    let space_in_front = vocabulary.get(SPACE_MARK.encode_utf8(&mut [0; 4]) as &str).copied();
+    let space_in_front = space_in_front.filter(|_| gguf.add_space_prefix.unwrap_or(true));
     let unknown = gguf.unk_token_id.and_then(|id| gguf.tokens.get(id as usize));
     let mut model = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
     if let Some(unknown) = unknown {
@@ -86,23 +97,17 @@ fn sentence_piece(gguf: &GgufTokenizer) -> Result<(Tokenizer, bool), TextError> 
     }
     let mut tokenizer = Tokenizer::new(model.build().map_err(failed)?);
 
-    let add_space_prefix = gguf.add_space_prefix.unwrap_or(true);
     let mark: NormalizerWrapper = Replace::new(" ", SPACE_MARK.to_string()).map_err(failed)?.into();
-    let normalizer: NormalizerWrapper = if add_space_prefix {
-        NormalizerSequence::new(vec![Prepend::new(SPACE_MARK.to_string()).into(), mark]).into()
-    } else {
-        mark
-    };
-    tokenizer.with_normalizer(Some(normalizer)).map_err(failed)?;
+    tokenizer.with_normalizer(Some(mark)).map_err(failed)?;
 
     let space: DecoderWrapper = Replace::new(SPACE_MARK.to_string(), " ").map_err(failed)?.into();
     let mut decoders = vec![space, ByteFallback::new().into(), Fuse::new().into()];
-    if add_space_prefix {
+    if space_in_front.is_some() {
         decoders.push(Strip::new(' ', 1, 0).into());
     }
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
     add_tokens(&mut tokenizer, gguf)?;
-    Ok((tokenizer, gguf.add_bos_token.unwrap_or(true)))
+    Ok(Built { tokenizer, adds_bos: gguf.add_bos_token.unwrap_or(true), space_in_front })
 }
 
 /// Token text to id; of tokens with the same text the first counts.

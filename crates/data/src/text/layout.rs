@@ -99,8 +99,8 @@ pub(crate) fn lay_out_conversation(
     let template = pipeline.template()?;
     let last = messages
         .iter()
-        .rposition(Message::is_assistant)
-        .ok_or_else(|| TextError::AnswerNotFound("there is no turn of the assistant".to_string()))?;
+        .rposition(Message::is_answer)
+        .ok_or_else(|| TextError::AnswerNotFound("there is no turn of the assistant with text".to_string()))?;
     let whole = render_marked(template, &messages[..=last], tools, false)?;
     let prompt = render_marked(template, &messages[..last], tools, true)?;
     refuse_unmarked_special(pipeline, &messages[..=last], tools, &whole)?;
@@ -144,7 +144,7 @@ fn last_answer(
     last: usize,
 ) -> Result<LastAnswer, TextError> {
     let served = whole.text.starts_with(&prompt.text).then_some(prompt.text.len());
-    let span = whole.span_of(last);
+    let span = whole.answer_span(last, &prompt.text);
     let (start, text_end) = match (&span, served) {
         // What the template writes between the prompt and the text is the model's to write when the prompt is served.
         (Some(span), Some(served)) if served <= span.start => (served, span.end),
@@ -166,7 +166,7 @@ fn earlier_answers(
     last: usize,
     prompt: &Rendered,
 ) -> Result<Vec<Range<usize>>, TextError> {
-    let turns: Vec<usize> = (0..last).filter(|turn| messages[*turn].is_assistant() && messages[*turn].train).collect();
+    let turns: Vec<usize> = (0..last).filter(|turn| messages[*turn].is_answer() && messages[*turn].train).collect();
     if turns.is_empty() {
         return Ok(Vec::new());
     }
@@ -176,7 +176,7 @@ fn earlier_answers(
     let mut learned = Vec::with_capacity(turns.len());
     for turn in turns {
         // A template may leave an old turn out, or write a turn without text: then there is nothing to learn.
-        let Some(span) = prompt.span_of(turn) else { continue };
+        let Some(span) = prompt.answer_span(turn, opening) else { continue };
         let floor = learned.last().map_or(0, |range: &Range<usize>| range.end);
         let floor = spans_before(prompt, turn).max(floor);
         let start = match prompt.text[floor..span.start].rfind(opening) {

@@ -16,7 +16,7 @@ use crate::error::TextError;
 use crate::record::Message;
 use crate::time::PinnedDate;
 use formats::{SpecialTokens, TokenizerSource};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use template::{ChatTemplate, TemplateSettings};
 use tokenizer::TextTokenizer;
 
@@ -26,16 +26,21 @@ use tokenizer::TextTokenizer;
 pub struct TextOptions {
     /// The date that templates see as today.
     pub date: PinnedDate,
-    /// Value of `enable_thinking` for templates that have it. Off: answers come without a reasoning block, in training
-    /// and in use alike.
+    /// Further variables of the template, such as `enable_thinking`.
     #[serde(default)]
-    pub thinking: bool,
+    pub variables: Map<String, Value>,
 }
 
 impl TextOptions {
-    /// Today, without thinking.
+    /// That date, and `enable_thinking` off: answers come without a reasoning block, in training and in use alike.
+    pub fn new(date: PinnedDate) -> TextOptions {
+        let variables = std::iter::once(("enable_thinking".to_string(), Value::Bool(false))).collect();
+        TextOptions { date, variables }
+    }
+
+    /// Today's date.
     pub fn today() -> TextOptions {
-        TextOptions { date: PinnedDate::today(), thinking: false }
+        TextOptions::new(PinnedDate::today())
     }
 }
 
@@ -73,21 +78,22 @@ impl TextPipeline {
         special: &SpecialTokens,
         options: TextOptions,
     ) -> Result<TextPipeline, TextError> {
-        let (inner, adds_bos) = match source {
+        let (inner, adds_bos, space_in_front) = match source {
             TokenizerSource::HuggingFace { tokenizer_json, config } => {
                 let inner = tokenizers::Tokenizer::from_file(tokenizer_json)
                     .map_err(|error| TextError::Tokenizer(format!("{}: {error}", tokenizer_json.display())))?;
-                (inner, config.as_ref().and_then(|config| config.get("add_bos_token")).and_then(Value::as_bool))
+                let adds_bos = config.as_ref().and_then(|config| config.get("add_bos_token")).and_then(Value::as_bool);
+                (inner, adds_bos, None)
             }
             TokenizerSource::Gguf(gguf) => {
-                let (inner, adds_bos) = gguf::build(gguf)?;
-                (inner, Some(adds_bos))
+                let built = gguf::build(gguf)?;
+                (built.tokenizer, Some(built.adds_bos), built.space_in_front)
             }
             TokenizerSource::Missing { expected } => {
                 return Err(TextError::Tokenizer(format!("{} is missing; text needs it", expected.display())));
             }
         };
-        let tokenizer = TextTokenizer::new(inner)?;
+        let tokenizer = TextTokenizer::new(inner, space_in_front)?;
         let adds_bos = adds_bos.unwrap_or_else(|| special.bos.is_some_and(|bos| tokenizer.puts_in_front(bos)));
         let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
         let template = match chat_template {
@@ -96,7 +102,7 @@ impl TextPipeline {
                 source,
                 TemplateSettings {
                     date: options.date,
-                    thinking: options.thinking,
+                    variables: options.variables.clone(),
                     bos_token: text_of(special.bos),
                     eos_token: text_of(special.eos.first().copied()),
                     pad_token: text_of(special.pad),
@@ -114,7 +120,7 @@ impl TextPipeline {
             template,
             options,
         };
-        pipeline.learn_template_manners();
+        pipeline.learn_template_manners()?;
         pipeline.stop_texts = pipeline
             .stop_tokens
             .iter()
@@ -124,21 +130,25 @@ impl TextPipeline {
         Ok(pipeline)
     }
 
-    /// Renders two small conversations to see which token ends a turn and whether a system turn is taken.
-    fn learn_template_manners(&mut self) {
-        let Some(template) = &self.template else { return };
+    /// Renders two small conversations to see which tokens make up a turn, which one ends it, and whether a system turn
+    /// is taken.
+    fn learn_template_manners(&mut self) -> Result<(), TextError> {
+        let Some(template) = &self.template else { return Ok(()) };
         let exchange = [Message::new("user", "question"), Message::new("assistant", "selftune answer")];
-        if let Ok(text) = template.render(&exchange, None, false)
-            && let Some((_, after)) = text.rsplit_once("selftune answer")
-            && let Some((id, _)) = self.tokenizer.added_at_start(after.trim_start())
-            && Some(id) != self.bos
-            && !self.stop_tokens.contains(&id)
-        {
-            self.stop_tokens.push(id);
+        if let Ok(text) = template.render(&exchange, None, false) {
+            self.tokenizer.guard_tokens_of(&text)?;
+            if let Some((_, after)) = text.rsplit_once("selftune answer")
+                && let Some((id, _)) = self.tokenizer.added_at_start(after.trim_start())
+                && Some(id) != self.bos
+                && !self.stop_tokens.contains(&id)
+            {
+                self.stop_tokens.push(id);
+            }
         }
         let system = [Message::new("system", "selftune system line"), Message::new("user", "question")];
         let rendered = template.render(&system, None, true);
         self.takes_system_turn = rendered.is_ok_and(|text| text.contains("selftune system line"));
+        Ok(())
     }
 
     /// The options it was built with.

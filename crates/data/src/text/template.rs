@@ -7,6 +7,7 @@ use crate::time::PinnedDate;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use std::collections::BTreeMap;
 
 /// Work that one rendering may do, in the template engine's units (an instruction, or 64 bytes of text). Real templates
 /// stay below a thousandth of it; the text of the conversation comes on top.
@@ -25,8 +26,8 @@ const RAISED: &str = "raised by the template: ";
 #[derive(Debug, Clone)]
 pub(crate) struct TemplateSettings {
     pub date: PinnedDate,
-    /// Value of `enable_thinking`.
-    pub thinking: bool,
+    /// Further variables by name.
+    pub variables: serde_json::Map<String, serde_json::Value>,
     pub bos_token: Option<String>,
     pub eos_token: Option<String>,
     pub pad_token: Option<String>,
@@ -79,20 +80,22 @@ impl ChatTemplate {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + text_bytes as u64));
         let settings = &self.settings;
-        let token = |token: &Option<String>| token.as_ref().map_or(Value::UNDEFINED, Value::from);
-        let context = minijinja::context! {
-            messages => Value::from(Serde(&turns)),
-            tools => tools.map_or(Value::from(()), |tools| Value::from(Serde(tools))),
-            documents => Value::from(()),
-            add_generation_prompt => add_generation_prompt,
-            enable_thinking => settings.thinking,
-            bos_token => token(&settings.bos_token),
-            eos_token => token(&settings.eos_token),
-            pad_token => token(&settings.pad_token),
-            unk_token => token(&settings.unk_token),
-        };
+        let mut context: BTreeMap<&str, Value> =
+            settings.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
+        for (name, token) in [
+            ("bos_token", &settings.bos_token),
+            ("eos_token", &settings.eos_token),
+            ("pad_token", &settings.pad_token),
+            ("unk_token", &settings.unk_token),
+        ] {
+            context.extend(token.as_ref().map(|token| (name, Value::from(token))));
+        }
+        context.insert("messages", Value::from(Serde(&turns)));
+        context.insert("tools", tools.map_or(Value::from(()), |tools| Value::from(Serde(tools))));
+        context.insert("documents", Value::from(()));
+        context.insert("add_generation_prompt", Value::from(add_generation_prompt));
         let template = environment.get_template("chat").map_err(|error| template_error(&error))?;
-        template.render(context).map_err(|error| template_error(&error))
+        template.render(Value::from_pairs(context)).map_err(|error| template_error(&error))
     }
 }
 

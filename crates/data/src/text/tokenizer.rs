@@ -54,6 +54,8 @@ pub(crate) struct TextTokenizer {
     plain: Option<AhoCorasick>,
     /// For a pattern of `plain`, its place in `added`.
     plain_places: Vec<usize>,
+    /// The token of a space, where a text is to begin with one.
+    space_in_front: Option<u32>,
 }
 
 struct AddedEntry {
@@ -70,10 +72,13 @@ struct Match {
     range: Range<usize>,
     id: u32,
     content: String,
+    special: bool,
 }
 
 impl TextTokenizer {
-    pub fn new(inner: InnerTokenizer) -> Result<TextTokenizer, TextError> {
+    /// `space_in_front` is the token of the space that SentencePiece puts before a text (and after a special token);
+    /// tokenizers read from a file do that themselves, in the way the file says.
+    pub fn new(inner: InnerTokenizer, space_in_front: Option<u32>) -> Result<TextTokenizer, TextError> {
         let mut added: Vec<AddedEntry> = inner
             .get_added_tokens_decoder()
             .into_iter()
@@ -88,10 +93,21 @@ impl TextTokenizer {
             })
             .collect();
         added.sort_by_key(|entry| entry.id);
-        let plain_places: Vec<usize> = (0..added.len()).filter(|place| !added[*place].special).collect();
         let every = searcher(added.iter().map(|entry| entry.content.as_str()))?;
-        let plain = searcher(plain_places.iter().map(|place| added[*place].content.as_str()))?;
-        Ok(TextTokenizer { inner, added, every, plain, plain_places })
+        let (plain, plain_places) = plain_searcher(&added)?;
+        Ok(TextTokenizer { inner, added, every, plain, plain_places, space_in_front })
+    }
+
+    /// Treats the added tokens in a text that a template wrote by itself as special: some vocabularies do not call the
+    /// tokens special that open and end their turns. White space stays what it is.
+    pub fn guard_tokens_of(&mut self, text: &str) -> Result<(), TextError> {
+        let Some(searcher) = &self.every else { return Ok(()) };
+        for found in searcher.find_iter(text) {
+            let entry = &mut self.added[found.pattern().as_usize()];
+            entry.special |= !entry.content.trim().is_empty();
+        }
+        (self.plain, self.plain_places) = plain_searcher(&self.added)?;
+        Ok(())
     }
 
     /// Tokens of a text, without any that the text does not hold.
@@ -102,7 +118,7 @@ impl TextTokenizer {
         let matches = self.find_added(marked);
         let mut pieces = PreTokenizedString::from(marked.text.as_str());
         let failed = |error: tokenizers::Error| TextError::Tokenizer(error.to_string());
-        pieces.split(|_, whole| Ok(cut_out(&whole, &matches))).map_err(failed)?;
+        pieces.split(|_, whole| Ok(cut_out(&whole, &matches, self.space_in_front))).map_err(failed)?;
         if let Some(normalizer) = self.inner.get_normalizer() {
             pieces.normalize(|piece| normalizer.normalize(piece)).map_err(failed)?;
         }
@@ -118,16 +134,24 @@ impl TextTokenizer {
         Ok(Encoded { tokens: encoding.get_ids().to_vec(), ranges })
     }
 
-    /// Added tokens in the text, special ones only outside of what a person wrote.
+    /// Added tokens in the text, special ones only outside of what a person wrote, and none across a cut.
     fn find_added(&self, marked: &MarkedText) -> Vec<Match> {
         let mut matches = Vec::new();
+        let mut find = |within: Range<usize>, with_special: bool| {
+            let mut place = within.start;
+            for cut in marked.cuts.iter().copied().filter(|cut| within.contains(cut)) {
+                self.find_in(marked, place..cut, with_special, &mut matches);
+                place = cut;
+            }
+            self.find_in(marked, place..within.end, with_special, &mut matches);
+        };
         let mut place = 0;
         for range in &marked.verbatim {
-            self.find_in(marked, place..range.start, true, &mut matches);
-            self.find_in(marked, range.clone(), false, &mut matches);
+            find(place..range.start, true);
+            find(range.clone(), false);
             place = range.end;
         }
-        self.find_in(marked, place..marked.text.len(), true, &mut matches);
+        find(place..marked.text.len(), true);
         matches
     }
 
@@ -154,7 +178,8 @@ impl TextTokenizer {
             // White space taken in by the token before may reach into this one's.
             start = start.max(last_end);
             if start < end {
-                matches.push(Match { range: start..end, id: entry.id, content: entry.content.clone() });
+                let content = entry.content.clone();
+                matches.push(Match { range: start..end, id: entry.id, content, special: entry.special });
             }
         }
     }
@@ -205,24 +230,44 @@ fn searcher<'a>(contents: impl Iterator<Item = &'a str>) -> Result<Option<AhoCor
     searcher.map(Some).map_err(|error| TextError::Tokenizer(format!("added tokens: {error}")))
 }
 
-/// Divides the whole text into added tokens and what lies between.
-fn cut_out(whole: &NormalizedString, matches: &[Match]) -> Vec<Split> {
+/// Finds the added tokens that are not special; with the place of each among all.
+fn plain_searcher(added: &[AddedEntry]) -> Result<(Option<AhoCorasick>, Vec<usize>), TextError> {
+    let places: Vec<usize> = (0..added.len()).filter(|place| !added[*place].special).collect();
+    Ok((searcher(places.iter().map(|place| added[*place].content.as_str()))?, places))
+}
+
+/// Divides the whole text into added tokens and what lies between. A space goes in front of the text and of what
+/// follows a special token, if there is to be one.
+fn cut_out(whole: &NormalizedString, matches: &[Match], space_in_front: Option<u32>) -> Vec<Split> {
     let mut splits = Vec::with_capacity(2 * matches.len() + 1);
+    let mut wants_space = space_in_front;
     let mut place = 0;
-    let mut push = |range: Range<usize>, tokens: Option<Vec<Token>>| {
-        if !range.is_empty()
-            && let Some(piece) = whole.slice(NormalizedRange::Normalized(range))
-        {
-            splits.push(Split::from((piece, tokens)));
-        }
-    };
+    let slice =
+        |range: Range<usize>| (!range.is_empty()).then(|| whole.slice(NormalizedRange::Normalized(range))).flatten();
     for found in matches {
-        push(place..found.range.start, None);
-        let length = found.range.len();
-        push(found.range.clone(), Some(vec![Token::new(found.id, found.content.clone(), (0, length))]));
+        if let Some(mut piece) = slice(place..found.range.start) {
+            if wants_space.take().is_some() {
+                piece.prepend(" ");
+            }
+            splits.push(Split::from((piece, None)));
+        }
+        let mut tokens = Vec::with_capacity(2);
+        if !found.special {
+            tokens.extend(wants_space.take().map(|space| Token::new(space, String::new(), (0, 0))));
+        }
+        tokens.push(Token::new(found.id, found.content.clone(), (0, found.range.len())));
+        splits.extend(slice(found.range.clone()).map(|piece| Split::from((piece, Some(tokens)))));
+        if found.special {
+            wants_space = space_in_front;
+        }
         place = found.range.end;
     }
-    push(place..whole.len(), None);
+    if let Some(mut piece) = slice(place..whole.len()) {
+        if wants_space.is_some() {
+            piece.prepend(" ");
+        }
+        splits.push(Split::from((piece, None)));
+    }
     splits
 }
 
