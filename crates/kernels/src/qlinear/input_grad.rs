@@ -90,25 +90,33 @@ impl IntegerKernel for InputGradTask<'_> {
             block: carver.take(BLOCK_ROWS * TILE),
         };
         debug_assert!(self.rows <= BLOCK_ROWS);
+        let k = self.summands[0].matrix.k_in();
         // SAFETY: the scratch holds these parts, the block as many rows as a task may have.
         unsafe {
-            std::ptr::write_bytes(buffers.block, 0, self.rows * TILE);
-            for summand in self.summands {
-                match self.precision {
-                    Precision::Exact => self.exact::<S>(summand, &buffers),
-                    Precision::A16 | Precision::A8 => {
-                        self.add_offsets::<S>(summand, &buffers);
-                        self.integer::<S>(summand, &buffers);
+            match self.precision {
+                Precision::Exact => {
+                    std::ptr::write_bytes(buffers.block, 0, self.rows * TILE);
+                    for summand in self.summands {
+                        self.exact::<S>(summand, &buffers);
+                    }
+                    self.copy_out::<S>(k, buffers.block);
+                }
+                Precision::A16 | Precision::A8 => {
+                    let whole = (self.tile + 1) * TILE <= k;
+                    for (index, summand) in self.summands.iter().enumerate() {
+                        let last = index + 1 == self.summands.len();
+                        if index > 0 {
+                            self.add_offsets::<S>(summand, &buffers);
+                        }
+                        self.integer::<S>(summand, &buffers, index == 0, last && whole);
+                    }
+                    if !whole {
+                        self.copy_out::<S>(k, buffers.block);
                     }
                 }
             }
-            self.copy_out::<S>(summand_columns(self.summands), buffers.block);
         }
     }
-}
-
-fn summand_columns(summands: &[Summand<'_>]) -> usize {
-    summands[0].matrix.k_in()
 }
 
 impl InputGradTask<'_> {
@@ -131,15 +139,24 @@ impl InputGradTask<'_> {
         }
     }
 
+    /// The sums of the `first` summand start from its offsets in the first block of n and lie in the block of
+    /// rows in between; those of the last block of n go straight `to_dx`.
     #[inline(always)]
-    unsafe fn integer<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
+    unsafe fn integer<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers, first: bool, to_dx: bool) {
         let format = TileFormat::new(summand.matrix.header());
         let input = &summand.input;
         let small = self.precision == Precision::A8;
         let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
+        let blocks = (input.tiles * TILE).div_ceil(BLOCK);
+        let k = format.header.k_in;
+        let tile_bytes = format.header.tile_bytes();
+        let lines = tile_bytes / VECTOR;
+        let prefetch_lines = (lines * BLOCK_TILES).div_ceil(self.rows.div_ceil(ROWS));
+        let offset_stride = format.header.column_tiles() * format.groups;
+        let zeros = [0f32; GROUPS_MAX];
         // SAFETY: tiles, integers and rows stay inside their buffers by the loops' bounds.
         unsafe {
-            for block in 0..(input.tiles * TILE).div_ceil(BLOCK) {
+            for block in 0..blocks {
                 let width = input.block_width(block);
                 let mut factors = [0f32; GROUPS_MAX];
                 S::call(PrepareFolds {
@@ -156,14 +173,43 @@ impl InputGradTask<'_> {
                     S::call(UnpackInputGrad { format, tile, small, out: buffers.panel.add(t * panel_tile) });
                 }
                 if small {
-                    S::call(ColumnSums { wide: format.wide, width, buffers });
+                    S::call(ColumnSums { width, buffers });
                 }
+                // The tiles of the next block are fetched a few lines with each row tile of this one.
+                let next_tile = ((block + 1) * BLOCK_TILES).min(input.tiles - 1);
+                let (mut line, mut next) = (0, tile_of(summand.matrix, next_tile, self.tile));
                 let mut row = 0;
                 while row < self.rows {
                     let height = ROWS.min(self.rows - row);
                     let first_row = self.first_row + row;
+                    let dx = self.dx.add(first_row * k + self.tile * TILE);
+                    if to_dx && block == blocks.saturating_sub(2) {
+                        for line in 0..height * ACROSS {
+                            S::prefetch(dx.wrapping_add(line / ACROSS * k + line % ACROSS * LANES).cast());
+                        }
+                    }
+                    for _ in 0..prefetch_lines {
+                        if line == lines {
+                            (line, next) = (0, next.wrapping_add((format.header.column_tiles() - 1) * tile_bytes));
+                        }
+                        S::prefetch(next);
+                        (line, next) = (line + 1, next.wrapping_add(VECTOR));
+                    }
                     let integers = input.integers.add(input.place(block, first_row));
-                    S::call(Fold { groups: format.groups, height, width, small, integers, buffers });
+                    let fold = Fold { height, width, small, integers, buffers };
+                    let start = match (first && block == 0, summand.offsets.is_null()) {
+                        (false, _) => Start::Sums,
+                        (true, true) => Start::Splat { offsets: zeros.as_ptr(), stride: 0 },
+                        (true, false) => {
+                            let place = first_row * offset_stride + self.tile * format.groups;
+                            Start::Splat { offsets: summand.offsets.add(place), stride: offset_stride }
+                        }
+                    };
+                    let end = match (to_dx && block + 1 == blocks, self.accumulate) {
+                        (false, _) => End::Sums,
+                        (true, false) => End::Write { to: dx, stride: k },
+                        (true, true) => End::Add { to: dx, stride: k },
+                    };
                     let dots = Dots {
                         groups: format.groups,
                         width,
@@ -172,9 +218,15 @@ impl InputGradTask<'_> {
                         column_sums: buffers.column_sums,
                         scales: input.scales.add(block * input.rows + first_row),
                         factors: factors.as_ptr(),
-                        first_vector: 0,
-                        out: buffers.block.add(row * TILE),
+                        sums: buffers.block.add(row * TILE),
+                        start,
+                        end,
                     };
+                    match format.groups {
+                        1 => S::call(FoldGroups::<1>(fold)),
+                        2 => S::call(FoldGroups::<2>(fold)),
+                        _ => S::call(FoldGroups::<4>(fold)),
+                    }
                     match (small, format.wide) {
                         (false, _) => dots.all::<S, false, false>(height),
                         (true, false) => dots.all::<S, true, false>(height),
@@ -307,7 +359,6 @@ impl IntegerKernel for UnpackInputGrad {
 
 /// -128 times the sum of every panel column: folded bytes are raised by 128 to be unsigned.
 struct ColumnSums<'a> {
-    wide: bool,
     width: usize,
     buffers: &'a Buffers,
 }
@@ -331,49 +382,75 @@ impl IntegerKernel for ColumnSums<'_> {
                     *self.buffers.column_sums.add(v * LANES + i) = value.wrapping_mul(-128);
                 }
             }
-            let _ = self.wide;
         }
     }
 }
 
 /// Folds the scales of every group into the integers of one row tile.
+#[derive(Clone, Copy)]
 struct Fold<'a> {
-    groups: usize,
     height: usize,
     width: usize,
     small: bool,
     integers: *const i16,
     buffers: &'a Buffers,
 }
-impl IntegerKernel for Fold<'_> {
+
+struct FoldGroups<'a, const G: usize>(Fold<'a>);
+
+impl<const G: usize> IntegerKernel for FoldGroups<'_, G> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
-        const I16_LANES: usize = 32;
+        // i16 of two vectors.
+        const STEP: usize = 64;
+        let f = self.0;
         let raise = S::splat_i8(-128);
-        // SAFETY: width is 64 or 128, a multiple of two vectors.
+        // SAFETY: width is 64 or 128, a multiple of the step.
         unsafe {
-            for group in 0..self.groups {
-                let folds = self.buffers.folds.add(group * BLOCK);
-                for at in (0..self.width).step_by(2 * I16_LANES) {
-                    let first = S::load(folds.add(at).cast());
-                    let second = S::load(folds.add(at + I16_LANES).cast());
-                    for row in 0..self.height {
-                        let from = self.integers.add(row * self.width + at);
-                        let a = S::load(from.cast()).multiply_round_i16(first);
-                        let b = S::load(from.add(I16_LANES).cast()).multiply_round_i16(second);
+            for at in (0..f.width).step_by(STEP) {
+                let mut folds = [[S::zero(); 2]; G];
+                for (group, folds) in folds.iter_mut().enumerate() {
+                    let from = f.buffers.folds.add(group * BLOCK + at).cast::<u8>();
+                    *folds = [S::load(from), S::load(from.add(VECTOR))];
+                }
+                for row in 0..f.height {
+                    let from = f.integers.add(row * f.width + at).cast::<u8>();
+                    let (a, b) = (S::load(from), S::load(from.add(VECTOR)));
+                    for (group, folds) in folds.iter().enumerate() {
+                        let (a, b) = (a.multiply_round_i16(folds[0]), b.multiply_round_i16(folds[1]));
                         let place = (group * ROWS + row) * BLOCK + at;
-                        if self.small {
-                            a.pack_i8(b).xor(raise).store(self.buffers.folded.add(place));
+                        if f.small {
+                            a.pack_i8(b).xor(raise).store(f.buffers.folded.add(place));
                         } else {
-                            a.store(self.buffers.folded.add(2 * place));
-                            b.store(self.buffers.folded.add(2 * place + VECTOR));
+                            a.store(f.buffers.folded.add(2 * place));
+                            b.store(f.buffers.folded.add(2 * place + VECTOR));
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// What the sums of a row tile start from.
+#[derive(Clone, Copy)]
+enum Start {
+    /// The sums of the blocks of n before.
+    Sums,
+    /// [row][group], rows `stride` apart: one value for all columns of a group.
+    Splat { offsets: *const f32, stride: usize },
+}
+
+/// Where the sums of a row tile go.
+#[derive(Clone, Copy)]
+enum End {
+    /// To the sums, for the next block of n.
+    Sums,
+    /// To rows of dX, `stride` apart, overwritten.
+    Write { to: *mut f32, stride: usize },
+    /// To rows of dX, added.
+    Add { to: *mut f32, stride: usize },
 }
 
 /// One folded row tile through one panel.
@@ -388,10 +465,10 @@ struct Dots {
     scales: *const f32,
     /// [group]
     factors: *const f32,
-    /// Which of the four column vectors the first is.
-    first_vector: usize,
-    /// [rows, 64] (add)
-    out: *mut f32,
+    /// [rows, 64]
+    sums: *mut f32,
+    start: Start,
+    end: End,
 }
 
 impl Dots {
@@ -408,22 +485,11 @@ impl Dots {
                 }
                 return;
             }
-            let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
             let mut row = 0;
             while row < height {
                 let rows = (height - row).min(3);
                 for v in 0..ACROSS {
-                    let group = v * self.groups / ACROSS;
-                    let part = Dots {
-                        folded: self.folded.add((group * ROWS + row) * row_bytes),
-                        panel: self.panel.add(v * VECTOR),
-                        column_sums: self.column_sums.add(v * LANES),
-                        scales: self.scales.add(row),
-                        factors: self.factors.add(group),
-                        first_vector: v,
-                        out: self.out.add(row * TILE + v * LANES),
-                        ..self
-                    };
+                    let part = self.part::<SMALL>(row, v);
                     match rows {
                         3 => S::call(DotTile::<3, 1, 1, SMALL, WIDE>(part)),
                         2 => S::call(DotTile::<2, 1, 1, SMALL, WIDE>(part)),
@@ -431,6 +497,37 @@ impl Dots {
                     }
                 }
                 row += rows;
+            }
+        }
+    }
+
+    /// From row `row`, column vector `v` alone.
+    #[inline(always)]
+    unsafe fn part<const SMALL: bool>(self, row: usize, v: usize) -> Self {
+        let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
+        let group = v * self.groups / ACROSS;
+        let at = v * LANES;
+        // SAFETY: rows and vectors of the whole.
+        unsafe {
+            Dots {
+                folded: self.folded.add((group * ROWS + row) * row_bytes),
+                panel: self.panel.add(v * VECTOR),
+                column_sums: self.column_sums.add(at),
+                scales: self.scales.add(row),
+                factors: self.factors.add(group),
+                sums: self.sums.add(row * TILE + at),
+                start: match self.start {
+                    Start::Sums => Start::Sums,
+                    Start::Splat { offsets, stride } => {
+                        Start::Splat { offsets: offsets.add(row * stride + group), stride }
+                    }
+                },
+                end: match self.end {
+                    End::Sums => End::Sums,
+                    End::Write { to, stride } => End::Write { to: to.add(row * stride + at), stride },
+                    End::Add { to, stride } => End::Add { to: to.add(row * stride + at), stride },
+                },
+                ..self
             }
         }
     }
@@ -490,11 +587,33 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     }
                 }
             }
+            // One pass that holds no second set of vectors, or the registers would not suffice: a start other than
+            // the sums is put there first, an addition to dX is done from there afterwards.
+            if let Start::Splat { offsets, stride } = d.start {
+                for r in 0..MR {
+                    for v in 0..NV {
+                        let offset = S::Float::splat(*offsets.add(r * stride + v * G / NV));
+                        offset.store(d.sums.add(r * TILE + v * LANES));
+                    }
+                }
+            }
+            let (to, stride) = match d.end {
+                End::Write { to, stride } => (to, stride),
+                End::Sums | End::Add { .. } => (d.sums, TILE),
+            };
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
                     let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(v * G / NV));
-                    let out = d.out.add(r * TILE + v * LANES);
-                    sum.to_float().mul_add(factor, S::Float::load(out)).store(out);
+                    let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
+                    sum.to_float().mul_add(factor, before).store(to.add(r * stride + v * LANES));
+                }
+            }
+            if let End::Add { to, stride } = d.end {
+                for r in 0..MR {
+                    for v in 0..NV {
+                        let (to, from) = (to.add(r * stride + v * LANES), d.sums.add(r * TILE + v * LANES));
+                        (S::Float::load(to) + S::Float::load(from)).store(to);
+                    }
                 }
             }
         }
