@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kernels::ops::Counters;
+use kernels::qlinear::KernelName;
 use kernels::{AdamWParameters, AttentionShape, Ops, OpsOptions, RopeTable};
 
 use crate::adapter::{AdapterSpec, AdapterWeights};
@@ -231,6 +232,10 @@ impl TrainingSession {
         named.collect()
     }
 
+    /// The kernels that the products with frozen weights run on.
+    pub fn kernel_names(&self) -> Vec<KernelName> {
+        self.ops.kernel_names()
+    }
     /// Work done since the last reset.
     pub fn counters(&self) -> Counters {
         self.ops.counters()

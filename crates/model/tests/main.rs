@@ -1,8 +1,10 @@
 //! Whole models: gradients against central differences, equalities that must hold to the bit, counted work and
 //! allocations, and values written by other programs.
 
+mod adapter_files;
 mod allocations;
 mod bad_input;
+mod configurations;
 mod counted_work;
 mod equalities;
 mod generation;
