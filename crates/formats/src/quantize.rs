@@ -2,7 +2,7 @@
 //!
 //! Per group of neighbouring weights of a row, in float32: the extreme of larger magnitude becomes the edge from which
 //! codes count, and the scale is adjusted so that zero is hit exactly. Codes come from the unrounded scale; only then
-//! are scale and bias rounded to the type of the weights. Checked against MLX 0.32 (`tools/reference/quantize_golden.py`).
+//! are scale and bias rounded to the type of the weights. Checked against MLX 0.32 (`tools/reference/gguf_files.py` writes the goldens).
 
 use crate::float_type::FloatType;
 use kernels::{AffineMatrix, ScaleType};
