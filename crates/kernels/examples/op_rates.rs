@@ -1,10 +1,18 @@
-//! Rates of the float ops on one thread, by its processor time: `cargo run --release -p selftune-kernels --example op_rates [filter]`.
+//! Rates of the float ops on one thread, by its processor time: `cargo run --release -p selftune-kernels --example op_rates [filter [runs]]`.
 //! Each line says what was computed, how fast (median and fastest run), and the peak it is measured against.
 //! Answers are checked by the tests, not here.
 
 use kernels::{ArenaPlan, AttentionShape, Dropout, Isa, Ops, OpsOptions, Precision, Tensor};
 
-const RUNS: usize = 9;
+/// Whether a line with this name was asked for.
+fn wanted(name: &str) -> bool {
+    name.contains(&std::env::args().nth(1).unwrap_or_default())
+}
+
+/// Timed runs of each line.
+fn runs() -> usize {
+    std::env::args().nth(2).and_then(|runs| runs.parse().ok()).unwrap_or(9)
+}
 
 /// Processor time of this thread: other programs on the machine do not count.
 #[cfg(unix)]
@@ -29,10 +37,10 @@ fn options() -> OpsOptions {
 
 /// Runs `op` on tensors of these shapes and prints what `work` (multiply-adds or bytes, in 10^9) it did in a second.
 fn measure(name: &str, unit: &str, shapes: &[(usize, usize)], work: f64, op: impl Fn(&mut Ops, &[Tensor])) {
-    let filter = std::env::args().nth(1).unwrap_or_default();
-    if !name.contains(&filter) {
+    if !wanted(name) {
         return;
     }
+    let runs = runs();
     let mut plan = ArenaPlan::new();
     let tensors: Vec<Tensor> = shapes.iter().map(|(rows, columns)| plan.tensor(*rows, *columns)).collect();
     let mut planner = Ops::planner(options());
@@ -49,7 +57,7 @@ fn measure(name: &str, unit: &str, shapes: &[(usize, usize)], work: f64, op: imp
         ops.write(*tensor, &values);
     }
     op(&mut ops, &tensors);
-    let mut seconds: Vec<f64> = (0..RUNS)
+    let mut seconds: Vec<f64> = (0..runs)
         .map(|_| {
             let start = thread_seconds();
             op(&mut ops, &tensors);
@@ -60,9 +68,9 @@ fn measure(name: &str, unit: &str, shapes: &[(usize, usize)], work: f64, op: imp
     let rate = |seconds: f64| work / seconds / 1e9;
     println!(
         "{name:44} {:7.1} {:7.1} {unit}  {:9.3} ms",
-        rate(seconds[RUNS / 2]),
+        rate(seconds[runs / 2]),
         rate(seconds[0]),
-        1e3 * seconds[RUNS / 2]
+        1e3 * seconds[runs / 2]
     );
 }
 
@@ -114,6 +122,10 @@ fn lora(tokens: usize, k: usize, n: usize, rank: usize, rate: f32) {
 }
 
 fn head(rows: usize, vocabulary: usize, width: usize) {
+    let name = format!("head M {rows} V {vocabulary} D {width}");
+    if !wanted(&format!("{name} losses")) && !wanted(&format!("{name} gradient")) {
+        return;
+    }
     let groups = vocabulary * width / 64;
     let matrix = kernels::AffineMatrix {
         n_out: vocabulary,
@@ -128,7 +140,6 @@ fn head(rows: usize, vocabulary: usize, width: usize) {
     let weight = kernels::PackedMatrix::pack(&matrix).expect("a valid matrix");
     let targets: Vec<u32> = (0..rows).map(|row| (row * 977 % vocabulary) as u32).collect();
     let macs = (rows * vocabulary * width) as f64;
-    let name = format!("head M {rows} V {vocabulary} D {width}");
     let losses = std::cell::RefCell::new(vec![0f32; rows]);
     let shape = (rows, width);
     measure(&format!("{name} losses"), "GMAC/s", &[shape], macs, |ops, t| {

@@ -12,7 +12,7 @@ use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
-use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp, pack_rows, transpose_into};
+use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp_up_to_88, pack_rows, transpose_into};
 
 /// Rows of a pair at least (if there are so many): their scores stay in the second-level cache.
 const BLOCK_ROWS: usize = 128;
@@ -198,7 +198,7 @@ impl Pair<'_> {
                 let lse = S::splat(*self.log_sum_exp.add(at));
                 let dout_out = S::splat(*self.dout_out.add(at));
                 for i in (own.start / LANES * LANES..own.end).step_by(LANES) {
-                    let probability = exp(S::load(p.add(i)) - lse);
+                    let probability = exp_up_to_88(S::load(p.add(i)) - lse);
                     probability.store(p.add(i));
                     if self.wants_dscores() {
                         (probability * (S::load(ds.add(i)) - dout_out)).store(ds.add(i));

@@ -6,11 +6,15 @@ use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
-use crate::simd::{self, Kernel, LANES, Simd, exp, pack_rows, transpose_into};
+use crate::simd::{self, Kernel, LANES, Simd, exp_up_to_88, pack_rows, transpose_into};
 
 /// Rows of a task at least (if there are so many): packing a tile of keys and values costs about as much as
 /// multiplying ten rows with it.
 const BLOCK_ROWS: usize = 192;
+
+/// The running maximum of a row moves when a score exceeds it by this. Exponentials then reach e^8 at most, which
+/// costs no accuracy, and most tiles leave the sums as they are.
+const SLACK: f32 = 8.0;
 
 /// Queries in a block.
 fn block_queries(shape: &AttentionShape) -> usize {
@@ -30,7 +34,7 @@ struct Scratch {
     sums: *mut f32,
     /// [rows]
     maxima: *mut f32,
-    /// [rows], sums of exponentials
+    /// [rows, 16], sums of exponentials, lane by lane
     totals: *mut f32,
     /// [TILE_ROWS, TILE_KEYS]
     scores: *mut f32,
@@ -41,7 +45,7 @@ impl Scratch {
     fn lengths(shape: &AttentionShape, rows: usize) -> [usize; 7] {
         let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
         let row_floats = rows * padded;
-        [row_floats, head_dim * TILE_KEYS, TILE_KEYS * padded, row_floats, rows, rows, TILE_ROWS * TILE_KEYS]
+        [row_floats, head_dim * TILE_KEYS, TILE_KEYS * padded, row_floats, rows, rows * LANES, TILE_ROWS * TILE_KEYS]
     }
     fn byte_len(shape: &AttentionShape, rows: usize) -> usize {
         Self::lengths(shape, rows).iter().map(|len| scratch_size::<f32>(*len)).sum()
@@ -93,7 +97,7 @@ impl Kernel for Block<'_> {
             }
             for row in 0..row_count {
                 *scratch.maxima.add(row) = f32::NEG_INFINITY;
-                *scratch.totals.add(row) = 0.0;
+                S::zero().store(scratch.totals.add(row * LANES));
             }
             for start in (first_tile..end_key).step_by(TILE_KEYS) {
                 let keys = TILE_KEYS.min(end_key - start);
@@ -180,26 +184,25 @@ impl Block<'_> {
             for i in range.clone().step_by(LANES) {
                 largest = largest.max(S::load(scores.add(i)));
             }
-            let old = *scratch.maxima.add(row);
-            let mut new = largest.reduce_max();
-            if new > old {
-                let factor = exp(S::splat(old) - S::splat(new));
+            let maximum = scratch.maxima.add(row);
+            let totals = scratch.totals.add(row * LANES);
+            if largest.any_above(S::splat(*maximum + SLACK)) {
+                let new = largest.reduce_max();
+                let factor = exp_up_to_88(S::splat(*maximum) - S::splat(new));
+                *maximum = new;
                 let sums = scratch.sums.add(row * padded);
                 for i in (0..padded).step_by(LANES) {
                     (S::load(sums.add(i)) * factor).store(sums.add(i));
                 }
-                *scratch.maxima.add(row) = new;
-                *scratch.totals.add(row) *= factor.to_array()[0];
-            } else {
-                new = old;
+                (S::load(totals) * factor).store(totals);
             }
-            let mut total = S::zero();
+            let (maximum, mut total) = (S::splat(*maximum), S::load(totals));
             for i in range.step_by(LANES) {
-                let p = exp(S::load(scores.add(i)) - S::splat(new));
+                let p = exp_up_to_88(S::load(scores.add(i)) - maximum);
                 p.store(scores.add(i));
                 total = total + p;
             }
-            *scratch.totals.add(row) += total.reduce_add();
+            total.store(totals);
         }
     }
 
@@ -212,7 +215,8 @@ impl Block<'_> {
             let (query, head) = (row / group, row % group);
             // SAFETY: query and head are inside the block's outputs.
             unsafe {
-                let (max, total) = (*scratch.maxima.add(row), *scratch.totals.add(row));
+                let max = *scratch.maxima.add(row);
+                let total = S::load(scratch.totals.add(row * LANES)).reduce_add();
                 let logarithm = f64::from(max) + f64::from(total).ln();
                 *self.log_sum_exp.add(query * shape.heads + head) = logarithm as f32;
                 let inverse = S::splat(1.0 / total);

@@ -1,6 +1,6 @@
 //! The steps between the two products, one row at a time.
 
-use crate::simd::{Kernel, LANES, Simd, exp};
+use crate::simd::{Kernel, LANES, Simd, exp_up_to_88};
 
 /// Joins a chunk of logits into what is known of the row; turns the logits into exponentials if a gradient is wanted.
 pub(super) struct Softmax {
@@ -56,13 +56,13 @@ impl Kernel for Softmax {
             if new > old {
                 *self.maximum = new;
                 if !self.is_first {
-                    self.shrink::<S>(exp(S::splat(old) - S::splat(new)));
+                    self.shrink::<S>(exp_up_to_88(S::splat(old) - S::splat(new)));
                 }
             }
             // Four sums: one chain of additions would wait for itself.
             let (maximum, mut sums) = (S::splat(*self.maximum), [S::zero(); 4]);
             for (part, i) in (0..columns).step_by(LANES).enumerate() {
-                let exponential = exp(load_logits::<S>(logits.add(i), columns - i) - maximum);
+                let exponential = exp_up_to_88(load_logits::<S>(logits.add(i), columns - i) - maximum);
                 sums[part % 4] = sums[part % 4] + exponential;
                 if self.dh.is_some() {
                     exponential.store_up_to(logits.add(i), columns - i);

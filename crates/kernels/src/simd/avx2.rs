@@ -133,6 +133,14 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        unsafe {
+            let low = _mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit.0);
+            let high = _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit.1);
+            _mm256_movemask_ps(_mm256_or_ps(low, high)) != 0
+        }
+    }
+    #[inline(always)]
     fn times_power_of_two(self, exponent: Self) -> Self {
         unsafe { Self(times_power_of_two(self.0, exponent.0), times_power_of_two(self.1, exponent.1)) }
     }

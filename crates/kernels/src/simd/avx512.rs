@@ -91,6 +91,10 @@ impl Simd for Avx512 {
         Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0), otherwise.0, if_less.0) })
     }
     #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0) != 0 }
+    }
+    #[inline(always)]
     fn times_power_of_two(self, exponent: Self) -> Self {
         Self(unsafe { _mm512_scalef_ps(self.0, exponent.0) })
     }

@@ -8,11 +8,17 @@ const SMALLEST: f32 = -87.336_54;
 const LARGEST: f32 = 88.722_84;
 
 /// e^x per lane, relative error under 2e-7; 0 below about -87.3, infinity above about 88.7, NaN for NaN.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(x: S) -> S {
+    S::splat(LARGEST).select_less(x, S::splat(f32::INFINITY), exp_up_to_88(x))
+}
+
+/// [`exp`] for arguments up to 88 (NaN for infinity), where softmax lives.
 ///
 /// x = n ln 2 + r with whole n and |r| <= ln 2 / 2; e^r is its Taylor polynomial with coefficients adjusted to
 /// the interval (degree 6, as in the Cephes library), and the result is e^r 2^n.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(x: S) -> S {
+pub(crate) fn exp_up_to_88<S: Simd>(x: S) -> S {
     // Adding 1.5 * 2^23 leaves no bits after the point: the sum is rounded to a whole number.
     let round = S::splat(12_582_912.0);
     let n = x.mul_add(S::splat(std::f32::consts::LOG2_E), round) - round;
@@ -25,6 +31,5 @@ pub(crate) fn exp<S: Simd>(x: S) -> S {
     }
     let p = p.mul_add(r * r, r) + S::splat(1.0);
     let y = p.times_power_of_two(n);
-    let y = x.select_less(S::splat(SMALLEST), S::zero(), y);
-    S::splat(LARGEST).select_less(x, S::splat(f32::INFINITY), y)
+    x.select_less(S::splat(SMALLEST), S::zero(), y)
 }

@@ -31,7 +31,7 @@ mod tests;
 use crate::isa::{Isa, Kind};
 use std::ops::{Add, Div, Mul, Sub};
 
-pub(crate) use exp::exp;
+pub(crate) use exp::{exp, exp_up_to_88};
 pub(crate) use rows::{add_rows, pack_rows};
 pub(crate) use transpose::transpose_into;
 
@@ -72,6 +72,8 @@ pub(crate) trait Simd:
     fn min(self, other: Self) -> Self;
     /// `if_less` in the lanes where `self < limit`, `otherwise` elsewhere and where either is NaN.
     fn select_less(self, limit: Self, if_less: Self, otherwise: Self) -> Self;
+    /// Whether `self > limit` in any lane. NaN is not.
+    fn any_above(self, limit: Self) -> bool;
     /// `self * 2^exponent` for whole exponents from -252 to 254, rounded once if `self` is in [0.5, 2].
     fn times_power_of_two(self, exponent: Self) -> Self;
     /// Rows and columns of a 16 x 16 block exchanged.

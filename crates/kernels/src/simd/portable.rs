@@ -79,6 +79,10 @@ impl Simd for Portable {
         Self(std::array::from_fn(|i| if self.0[i] < limit.0[i] { if_less.0[i] } else { otherwise.0[i] }))
     }
     #[inline(always)]
+    fn any_above(self, limit: Self) -> bool {
+        self.0.iter().zip(limit.0).any(|(x, limit)| *x > limit)
+    }
+    #[inline(always)]
     fn times_power_of_two(self, exponent: Self) -> Self {
         self.zip(exponent, |x, exponent| {
             let exponent = exponent.clamp(-252.0, 254.0) as i32;

@@ -25,6 +25,8 @@ impl Kernel for Primitives {
             exp(a).to_array(),
             exp(b).to_array(),
             [a.reduce_add(); LANES],
+            [f32::from(u8::from(a.any_above(b))), f32::from(u8::from(b.any_above(b)))].repeat(8).try_into().unwrap(),
+            exp_up_to_88(b).to_array(),
         ];
         if self.a.iter().all(|x| !x.is_nan()) {
             results.push([a.reduce_max(); LANES]);
