@@ -14,8 +14,12 @@ use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
 use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp_up_to_88, pack_rows, transpose_into};
 
-/// Rows of a pair at least (if there are so many): their scores stay in the second-level cache.
-const BLOCK_ROWS: usize = 128;
+/// Rows of a pair at least (if there are so many). More of them share the packed keys; their scores must stay in the
+/// second-level cache.
+const BLOCK_ROWS: usize = 192;
+/// Tiles of keys of a pair: they share the packed rows. More leave fewer pairs to work on at a time.
+const BLOCK_TILES: usize = 2;
+const BLOCK_KEYS: usize = BLOCK_TILES * TILE_KEYS;
 
 /// Queries in a block.
 fn block_queries(shape: &AttentionShape) -> usize {
@@ -52,17 +56,29 @@ struct Scratch {
     probabilities: *mut f32,
     /// [rows, TILE_KEYS]
     dscores: *mut f32,
-    /// [TILE_ROWS, padded head_dim], a part of dq, dk or dv
+    /// [rows, padded head_dim], the pair's part of dq before the scale
+    dqueries: *mut f32,
+    /// [TILE_ROWS, padded head_dim], a part of dk or dv
     part: *mut f32,
 }
 
 impl Scratch {
     /// Floats of each part for blocks of `rows` rows.
-    fn lengths(shape: &AttentionShape, rows: usize) -> [usize; 8] {
+    fn lengths(shape: &AttentionShape, rows: usize) -> [usize; 9] {
         let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
         let (row_floats, key_floats, score_floats) = (rows * padded, head_dim * TILE_KEYS, rows * TILE_KEYS);
         let part = TILE_ROWS * padded;
-        [row_floats, row_floats, TILE_KEYS * padded, key_floats, key_floats, score_floats, score_floats, part]
+        [
+            row_floats,
+            row_floats,
+            TILE_KEYS * padded,
+            key_floats,
+            key_floats,
+            score_floats,
+            score_floats,
+            row_floats,
+            part,
+        ]
     }
     fn byte_len(shape: &AttentionShape, rows: usize) -> usize {
         Self::lengths(shape, rows).iter().map(|len| scratch_size::<f32>(*len)).sum()
@@ -70,9 +86,9 @@ impl Scratch {
     /// Takes the parts from the `byte_len` bytes at `start`.
     fn carve(shape: &AttentionShape, rows: usize, start: *mut u8) -> Self {
         let mut carver = Carver::new(start);
-        let [queries, douts, keys, keys_transposed, values_transposed, probabilities, dscores, part] =
+        let [queries, douts, keys, keys_transposed, values_transposed, probabilities, dscores, dqueries, part] =
             Self::lengths(shape, rows).map(|len| carver.take::<f32>(len));
-        Self { queries, douts, keys, keys_transposed, values_transposed, probabilities, dscores, part }
+        Self { queries, douts, keys, keys_transposed, values_transposed, probabilities, dscores, dqueries, part }
     }
 }
 
@@ -101,47 +117,72 @@ impl Kernel for Pair<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (rows, row_count) = (self.rows, self.rows.len());
-        // Rows that see some key of the block: those that reach its start and whose window has not left it.
-        let mut first_row = 0;
-        while first_row < row_count && rows.end_key(first_row) <= self.start {
-            first_row += rows.group;
-        }
-        let mut end_row = row_count;
-        while end_row > first_row && rows.first_key(end_row - 1) >= self.start + self.keys {
-            end_row -= rows.group;
-        }
-        if first_row >= end_row {
-            return;
-        }
         // SAFETY: scratch was carved for the block; all pointers cover it.
         unsafe {
-            self.pack::<S>();
-            for row in (first_row..end_row).step_by(TILE_ROWS) {
-                self.row_tile::<S>(row..end_row.min(row + TILE_ROWS));
+            if (0..self.keys).step_by(TILE_KEYS).all(|tile| self.seeing(tile).is_empty()) {
+                return;
             }
-            if let Some(dv) = self.dv {
-                self.key_gradient::<S>(first_row, end_row, self.scratch.probabilities, self.scratch.douts, dv);
+            self.pack_rows::<S>();
+            for start in (0..self.keys).step_by(TILE_KEYS) {
+                let keys = TILE_KEYS.min(self.keys - start);
+                let seeing = self.seeing(start);
+                if !seeing.is_empty() {
+                    self.key_tile::<S>(start, keys, seeing);
+                }
             }
-            if let Some(dk) = self.dk {
-                self.key_gradient::<S>(first_row, end_row, self.scratch.dscores, self.scratch.queries, dk);
-            }
+            self.add_dq::<S>();
         }
     }
 }
 
 impl Pair<'_> {
+    /// Rows that see some key of the tile at `tile` (from the block's first): those that reach its start and whose
+    /// window has not left it.
+    #[inline(always)]
+    fn seeing(&self, tile: usize) -> std::ops::Range<usize> {
+        let (start, rows) = (self.start + tile, self.rows);
+        let end_key = start + TILE_KEYS.min(self.keys - tile);
+        let (mut first_row, mut end_row) = (0, rows.len());
+        while first_row < end_row && rows.end_key(first_row) <= start {
+            first_row += rows.group;
+        }
+        while end_row > first_row && rows.first_key(end_row - 1) >= end_key {
+            end_row -= rows.group;
+        }
+        first_row..end_row
+    }
+
+    /// One tile of keys with the rows that see it.
+    #[inline(always)]
+    unsafe fn key_tile<S: Simd>(&self, tile: usize, keys: usize, seeing: std::ops::Range<usize>) {
+        let keys_row = self.shape.kv_heads * self.shape.head_dim;
+        // SAFETY: as in `run`.
+        unsafe {
+            self.pack_keys::<S>(tile, keys);
+            for row in seeing.clone().step_by(TILE_ROWS) {
+                self.row_tile::<S>(self.start + tile, row..seeing.end.min(row + TILE_ROWS));
+            }
+            let scratch = self.scratch;
+            if let Some(dv) = self.dv {
+                let dv = dv.add(tile * keys_row);
+                self.key_gradient::<S>(tile, keys, seeing.clone(), scratch.probabilities, scratch.douts, dv);
+            }
+            if let Some(dk) = self.dk {
+                let dk = dk.add(tile * keys_row);
+                self.key_gradient::<S>(tile, keys, seeing, scratch.dscores, scratch.queries, dk);
+            }
+        }
+    }
+
     fn wants_dscores(&self) -> bool {
         self.dq.is_some() || self.dk.is_some()
     }
 
-    /// Packs the block's rows and keys.
+    /// Packs the block's rows and clears its part of dq.
     #[inline(always)]
-    unsafe fn pack<S: Simd>(&self) {
+    unsafe fn pack_rows<S: Simd>(&self) {
         let (shape, scratch) = (self.shape, self.scratch);
         let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
-        let keys_row = shape.kv_heads * head_dim;
-        let keys_padded = self.keys.next_multiple_of(LANES);
         // SAFETY: as in `run`.
         unsafe {
             for query in 0..self.rows.positions.len() {
@@ -150,23 +191,56 @@ impl Pair<'_> {
                 pack_rows::<S>(self.q.add(from), head_dim, group, head_dim, shape.scale, queries, padded);
                 pack_rows::<S>(self.dout.add(from), head_dim, group, head_dim, 1.0, scratch.douts.add(to), padded);
             }
-            let (keys, k_t, v_t) = (self.keys, scratch.keys_transposed, scratch.values_transposed);
-            transpose_into::<S>(self.k, keys_row, keys, head_dim, k_t, TILE_KEYS, keys_padded);
-            if self.wants_dscores() {
-                transpose_into::<S>(self.v, keys_row, keys, head_dim, v_t, TILE_KEYS, keys_padded);
-            }
             if self.dq.is_some() {
-                pack_rows::<S>(self.k, keys_row, keys, head_dim, 1.0, scratch.keys, padded);
+                for i in (0..self.rows.len() * padded).step_by(LANES) {
+                    S::zero().store(scratch.dqueries.add(i));
+                }
             }
         }
     }
 
-    /// Probabilities and score gradients of a tile of rows, and what it adds to dq.
+    /// Packs a tile of keys and values.
     #[inline(always)]
-    unsafe fn row_tile<S: Simd>(&self, tile: std::ops::Range<usize>) {
+    unsafe fn pack_keys<S: Simd>(&self, tile: usize, keys: usize) {
+        let (shape, scratch) = (self.shape, self.scratch);
+        let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
+        let keys_row = shape.kv_heads * head_dim;
+        let keys_padded = keys.next_multiple_of(LANES);
+        // SAFETY: as in `run`.
+        unsafe {
+            let (k, v) = (self.k.add(tile * keys_row), self.v.add(tile * keys_row));
+            let (k_t, v_t) = (scratch.keys_transposed, scratch.values_transposed);
+            transpose_into::<S>(k, keys_row, keys, head_dim, k_t, TILE_KEYS, keys_padded);
+            if self.wants_dscores() {
+                transpose_into::<S>(v, keys_row, keys, head_dim, v_t, TILE_KEYS, keys_padded);
+            }
+            if self.dq.is_some() {
+                pack_rows::<S>(k, keys_row, keys, head_dim, 1.0, scratch.keys, padded);
+            }
+        }
+    }
+
+    /// Adds the block's part of dq.
+    #[inline(always)]
+    unsafe fn add_dq<S: Simd>(&self) {
         let (shape, scratch) = (self.shape, self.scratch);
         let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
-        let seen = self.rows.seen(tile.clone(), self.start);
+        let Some(dq) = self.dq else { return };
+        for query in 0..self.rows.positions.len() {
+            // SAFETY: as in `run`.
+            unsafe {
+                let (part, to) = (scratch.dqueries.add(query * group * padded), dq.add(query * shape.heads * head_dim));
+                add_rows::<S>(part, padded, group, head_dim, shape.scale, to, head_dim);
+            }
+        }
+    }
+
+    /// Probabilities and score gradients of a tile of rows for the tile of keys at `start`, and what they add to dq.
+    #[inline(always)]
+    unsafe fn row_tile<S: Simd>(&self, start: usize, tile: std::ops::Range<usize>) {
+        let (shape, scratch) = (self.shape, self.scratch);
+        let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
+        let seen = self.rows.seen(tile.clone(), start);
         let (first_vector, end_vector) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
         let scores = |from: *mut f32, with: *mut f32, to: *mut f32| Product {
             // SAFETY: the tile and the vectors are inside the packed parts.
@@ -191,7 +265,7 @@ impl Pair<'_> {
                 S::call(scores(scratch.douts, scratch.values_transposed, scratch.dscores));
             }
             for row in tile.clone() {
-                let own = self.rows.seen(row..row + 1, self.start);
+                let own = self.rows.seen(row..row + 1, start);
                 let at = row / group * shape.heads + row % group;
                 let p = scratch.probabilities.add(row * TILE_KEYS);
                 let ds = scratch.dscores.add(row * TILE_KEYS);
@@ -207,35 +281,31 @@ impl Pair<'_> {
                 clear_outside(p, &own);
                 clear_outside(ds, &own);
             }
-            if let Some(dq) = self.dq {
+            if self.dq.is_some() {
                 S::call(Product {
                     a: scratch.dscores.add(tile.start * TILE_KEYS + seen.start),
                     a_row: TILE_KEYS,
                     a_step: 1,
                     b: scratch.keys.add(seen.start * padded),
                     b_row: padded,
-                    c: scratch.part,
+                    c: scratch.dqueries.add(tile.start * padded),
                     c_row: padded,
                     m: tile.len(),
                     k: seen.len(),
                     n: padded,
-                    accumulate: false,
+                    accumulate: true,
                 });
-                for row in tile.clone() {
-                    let part = scratch.part.add((row - tile.start) * padded);
-                    let to = dq.add((row / group * shape.heads + row % group) * head_dim);
-                    add_rows::<S>(part, padded, 1, head_dim, shape.scale, to, head_dim);
-                }
             }
         }
     }
 
-    /// `to[key] += sum over rows of weights[row, key] * vectors[row]`: dk or dv of the block's keys.
+    /// `to[key] += sum over rows of weights[row, key] * vectors[row]`: dk or dv of a tile of keys.
     #[inline(always)]
     unsafe fn key_gradient<S: Simd>(
         &self,
-        first_row: usize,
-        end_row: usize,
+        tile: usize,
+        keys: usize,
+        seeing: std::ops::Range<usize>,
         weights: *const f32,
         vectors: *const f32,
         to: *mut f32,
@@ -243,11 +313,11 @@ impl Pair<'_> {
         let (shape, scratch) = (self.shape, self.scratch);
         let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
         let keys_row = shape.kv_heads * head_dim;
-        let mut first_row = first_row;
-        for key in (0..self.keys).step_by(TILE_ROWS) {
-            let keys = TILE_ROWS.min(self.keys - key);
+        let (mut first_row, end_row) = (seeing.start, seeing.end);
+        for key in (0..keys).step_by(TILE_ROWS) {
+            let keys = TILE_ROWS.min(keys - key);
             // Rows before the first that sees this key have zero weight.
-            while first_row < end_row && self.rows.end_key(first_row) <= self.start + key {
+            while first_row < end_row && self.rows.end_key(first_row) <= self.start + tile + key {
                 first_row += self.rows.group;
             }
             if first_row >= end_row {
@@ -338,7 +408,7 @@ pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tens
     let query_block = block_queries(shape);
     let block_rows = queries.min(query_block) * shape.group();
     let key_count = positions.last().map_or(0, |last| *last as usize + 1);
-    let (key_blocks, query_blocks) = (key_count.div_ceil(TILE_KEYS), queries.div_ceil(query_block));
+    let (key_blocks, query_blocks) = (key_count.div_ceil(BLOCK_KEYS), queries.div_ceil(query_block));
     let rounds = key_blocks.max(query_blocks);
     for round in 0..rounds {
         ops.pool.run(key_blocks * shape.kv_heads, &|task, worker| {
@@ -347,7 +417,7 @@ pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tens
             if first_query >= queries {
                 return;
             }
-            let start = key_block * TILE_KEYS;
+            let start = key_block * BLOCK_KEYS;
             let rows = Rows {
                 positions: &positions[first_query..queries.min(first_query + query_block)],
                 group: shape.group(),
@@ -364,7 +434,7 @@ pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tens
                     shape,
                     rows,
                     start,
-                    keys: TILE_KEYS.min(key_count - start),
+                    keys: BLOCK_KEYS.min(key_count - start),
                     q: q.at(first_float),
                     dout: dout.at(first_float),
                     k: k.at(key_float),

@@ -35,7 +35,7 @@ fn cases() -> Vec<Case> {
         case(4, 2, 64, None, vec![200]),
         case(4, 1, 10, Some(16), vec![127]),
         case(2, 1, 64, None, vec![]),
-        // Several blocks of queries: 192 rows forward, 128 backward.
+        // Several blocks of queries (192 rows) and of keys (128 backward).
         case(2, 2, 4, None, all(210)),
         case(2, 1, 4, Some(70), all(280)),
     ];

@@ -44,8 +44,8 @@ impl Mask {
     /// two multiply-xorshift rounds with a key before each, so that other seeds give unrelated masks, not shifts.
     #[inline(always)]
     pub fn factor(&self, index: u32) -> f32 {
-        let mut z = (index ^ self.index_key).wrapping_mul(0x9e37_79b9) ^ self.key;
-        z = (z ^ (z >> 16)).wrapping_mul(0x21f0_aaad);
+        let mut z = index ^ self.index_key;
+        z = (z ^ (z >> 16)).wrapping_mul(0x21f0_aaad) ^ self.key;
         z = (z ^ (z >> 15)).wrapping_mul(0x735a_2d97);
         z ^= z >> 15;
         if z < self.threshold { 0.0 } else { self.kept_factor }
