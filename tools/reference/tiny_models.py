@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 TOKENS_COUNT = 24
 LORA_RANK, LORA_ALPHA = 4, 8
-LEARNING_RATE, WEIGHT_DECAY, ADAMW_STEPS = 2e-3, 0.01, 10
+LEARNING_RATE, WEIGHT_DECAY, ADAMW_STEPS = 3e-4, 0.01, 10
 COMMON = dict(
     vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=512, rms_norm_eps=1e-5,
@@ -103,7 +103,7 @@ def make_config(family: Family):
 
 
 def fill(model, family: Family) -> None:
-    """Random weights for which every part of the network matters: peaked attention, uneven norms, real biases."""
+    """Random weights for which every part of the network matters: uneven attention and norms, real biases."""
     generator = torch.Generator().manual_seed(family.seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
@@ -114,8 +114,6 @@ def fill(model, family: Family) -> None:
             values = 0.5 * noise
         elif "embed_tokens" in name:
             values = 0.12 * noise  # logits of a few units, losses near ln 256
-        elif "q_proj" in name or "k_proj" in name:
-            values = noise * 1.3 / parameter.shape[1] ** 0.5
         else:
             values = noise / parameter.shape[1] ** 0.5
         if parameter.dim() == 2:
@@ -134,8 +132,9 @@ def put_on_grid(values: torch.Tensor) -> torch.Tensor:
     deviation = values.std(dim=1, keepdim=True)
     scale = torch.exp2(torch.round(torch.log2(deviation / 3.0)))
     codes = torch.round(values / scale).clamp(-8, 7)
-    codes[:, 5::32] = -8
-    codes[:, 22::32] = 7
+    for row in range(codes.shape[0]):  # at other columns in each row, else all rows look in one direction
+        codes[row, (5 + 7 * row) % 32 :: 32] = -8
+        codes[row, (22 + 11 * row) % 32 :: 32] = 7
     return codes * scale
 
 
@@ -170,6 +169,39 @@ def write_mlx_folder(tensors: dict, family: Family, folder, quantization: dict) 
     write_json(folder / "config.json", config)
 
 
+class DoubleTorch:
+    """torch as the modeling files see it, but their casts to float32 (norms, softmax) become casts to float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def double_norm(self, hidden):
+    weight = 1 + self.weight if "Gemma" in type(self).__name__ else self.weight
+    epsilon = self.eps if hasattr(self, "eps") else self.variance_epsilon
+    return weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def double_rotary(self, x, position_ids, layer_type=None):
+    prefix = f"{layer_type}_" if layer_type else ""
+    angles = position_ids[:, :, None].double() * getattr(self, f"{prefix}inv_freq").double()
+    angles = torch.cat([angles, angles], dim=-1)
+    scaling = getattr(self, f"{prefix}attention_scaling")
+    return angles.cos() * scaling, angles.sin() * scaling
+
+
+def compute_in_double(model) -> None:
+    """transformers computes norms, softmax and angles in float32 whatever the type of the model; not here."""
+    sys.modules[type(model).__module__].torch = DoubleTorch()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            type(module).forward = double_norm
+        elif type(module).__name__.endswith("RotaryEmbedding"):
+            type(module).forward = double_rotary
+
+
 def float64_model(config_source, exact: dict):
     """transformers in float64 with the given values, the configuration read back from the written folder."""
     config = AutoConfig.from_pretrained(config_source)
@@ -179,6 +211,7 @@ def float64_model(config_source, exact: dict):
     missing = model.load_state_dict(exact, strict=False).missing_keys
     assert [m for m in missing if m != "lm_head.weight"] == [], missing
     model.tie_weights()
+    compute_in_double(model)
     return model.eval()
 
 

@@ -17,14 +17,13 @@ struct Bounds {
     logits: f64,
     /// Of each matrix's gradient, by norm.
     gradients: f64,
-    /// Of the mean loss in nats while ten updates take it from about 6 to below 1.
+    /// Of the mean loss, relative, while ten updates take it from about 6 to 4 nats.
     losses: f64,
 }
 /// Float32 sums of a few hundred terms through up to four blocks.
 const EXACT: Bounds = Bounds { logits: 1e-5, gradients: 1e-5, losses: 1e-5 };
-/// 2e-4 of error a product through the same blocks. AdamW turns the gradients' relative errors into steps, so those
-/// that ten updates leave in a loss that has fallen sixfold are larger than the first.
-const A16: Bounds = Bounds { logits: 5e-4, gradients: 5e-4, losses: 1e-3 };
+/// 2e-4 of error a product through the same blocks.
+const A16: Bounds = Bounds { logits: 5e-4, gradients: 5e-4, losses: 1e-4 };
 
 /// (folder, label): every width and group that has expected values.
 const CASES: &[(&str, &str)] = &[
@@ -179,10 +178,10 @@ impl Case {
             let loss = session.step(&self.tokens, &self.mask, 1.0 / self.supervised() as f32, 0).expect("a step");
             let mean = loss.loss_sum / loss.supervised_tokens as f64;
             let what = format!("{} {} {variant}", self.name, precision.name());
-            let difference = (mean - expected).abs();
+            let difference = (mean / expected - 1.0).abs();
             assert!(difference < bounds.losses, "{what}: loss {index} is {mean} for {expected}");
             session.update(&AdamWParameters {
-                learning_rate: 2e-3,
+                learning_rate: 3e-4,
                 beta1: 0.9,
                 beta2: 0.999,
                 epsilon: 1e-8,
