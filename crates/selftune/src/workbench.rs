@@ -111,7 +111,7 @@ impl Workbench {
         let loaded = formats::load_model(&choice.path, &options, &mut { shown })
             .bad_input(format!("cannot use the model {}", choice.path.display()))?;
         bar.finish_and_clear();
-        let text_options = TextOptions { date: choice.date, thinking: false };
+        let text_options = TextOptions::new(choice.date);
         let text =
             TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
                 .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
