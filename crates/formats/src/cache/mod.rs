@@ -91,36 +91,37 @@ fn open_cached(place: &Place, path: &Path, source: &ModelSource, content_hash: &
 #[derive(Debug)]
 struct Place {
     folder: PathBuf,
-    prefix: String,
+    packed_prefix: String,
+    index_prefix: String,
 }
 
 impl Place {
     fn packed_path(&self, content_hash: &str, recipe: &str) -> PathBuf {
         let layout = kernels::PackedHeader::LAYOUT_VERSION;
-        self.folder.join(format!("{}.{}-{recipe}-v{layout}.packed", self.prefix, &content_hash[..16]))
+        self.folder.join(format!("{}.{}-{recipe}-v{layout}.packed", self.packed_prefix, &content_hash[..16]))
     }
     fn index_path(&self) -> PathBuf {
-        self.folder.join(format!("{}.cache-index.json", self.prefix))
+        self.folder.join(format!("{}.cache-index.json", self.index_prefix))
     }
 }
 
 fn places(source: &ModelSource, mode: &CacheMode) -> Vec<Place> {
     let stem = &source.cache_stem;
     let prefix = stem.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // In a folder shared by many models the name says where the model is.
-    let shared_prefix = || {
+    // In a folder shared by many models the name of the index says where the model is; copies share cache files.
+    let shared = |folder: PathBuf| {
         let absolute = stem.canonicalize().or_else(|_| std::path::absolute(stem)).unwrap_or_else(|_| stem.clone());
         let hash = hexadecimal(&Sha256::digest(absolute.as_os_str().as_encoded_bytes()));
-        format!("{prefix}-{}", &hash[..8])
+        Place { folder, packed_prefix: prefix.clone(), index_prefix: format!("{prefix}-{}", &hash[..8]) }
     };
     match mode {
         CacheMode::Off => Vec::new(),
-        CacheMode::Folder(folder) => vec![Place { folder: folder.clone(), prefix: shared_prefix() }],
+        CacheMode::Folder(folder) => vec![shared(folder.clone())],
         CacheMode::BesideModel => {
             let folder = stem.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let beside = Place { folder: folder.to_owned(), prefix: prefix.clone() };
-            let user = user_cache_folder().map(|folder| Place { folder, prefix: shared_prefix() });
-            std::iter::once(beside).chain(user).collect()
+            let folder = folder.to_owned();
+            let beside = Place { folder, packed_prefix: prefix.clone(), index_prefix: prefix.clone() };
+            std::iter::once(beside).chain(user_cache_folder().map(shared)).collect()
         }
     }
 }

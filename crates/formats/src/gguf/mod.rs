@@ -56,7 +56,12 @@ fn open(path: &Path) -> Result<ModelSource, FormatError> {
     };
     let tied = !tensors.iter().any(|tensor| tensor.name == "lm_head.weight");
     let rope_divisors = read_rope_divisors(&container)?;
+    let divisor_count = rope_divisors.as_ref().map(Vec::len);
     let config = architecture.translate(&container, embedding.shape[0], tied, rope_divisors)?;
+    if let Some(count) = divisor_count.filter(|count| Some(*count as u64 * 2) != config["head_dim"].as_u64()) {
+        let problem = format!("{count} numbers, expected one for two of a head's {} dimensions", config["head_dim"]);
+        return Err(FormatError::tensor(path, ROPE_DIVISORS_TENSOR, problem));
+    }
     let tensors = with_row_orders(tensors, architecture, &config)?;
     let tokenizer = tokenizer::read(&container)?;
     Ok(ModelSource {

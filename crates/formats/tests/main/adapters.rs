@@ -308,8 +308,11 @@ fn what_is_written_for_mlx_has_its_layout() {
     }
 }
 
+/// Sides (innermost first) and values by name.
+type GgufTensors = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
+
 /// Reads the parts of a GGUF file that an adapter has: texts, one float, float32 tensors.
-fn read_adapter_gguf(path: &Path) -> (BTreeMap<String, String>, f32, BTreeMap<String, (Vec<u64>, Vec<f32>)>) {
+fn read_adapter_gguf(path: &Path) -> (BTreeMap<String, String>, f32, GgufTensors) {
     let bytes = fs::read(path).unwrap();
     let at = std::cell::Cell::new(8);
     let take = |len: usize| {

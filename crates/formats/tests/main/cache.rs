@@ -211,7 +211,10 @@ fn a_folder_can_be_named() {
     let mode = CacheMode::Folder(caches.path().join("deeper/still"));
     let first = load_cached(&path, mode.clone());
     assert!(written(&first).starts_with(caches.path()));
-    assert!(matches!(load_cached(&path, mode).cache, CacheReport::Hit { .. }));
+    assert!(matches!(load_cached(&path, mode.clone()).cache, CacheReport::Hit { .. }));
+    let other = tempfile::tempdir().unwrap();
+    let copy = load_cached(&tiny_model(other.path()), mode);
+    assert_eq!(copy.cache, CacheReport::Hit { path: written(&first) }, "a copy elsewhere is the same content");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing beside the model");
 }
 
@@ -229,8 +232,7 @@ fn a_place_that_cannot_be_written_is_reported_and_no_error() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_reported_and_leaves_nothing() {
-    // Files under /dev/full cannot be made; a folder on a full disk is imitated by one without room for names.
+fn a_file_system_that_takes_no_files_is_reported_and_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = tiny_model(folder.path());
     let model = load_cached(&path, CacheMode::Folder("/proc/self/selftune".into()));

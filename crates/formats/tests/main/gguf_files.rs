@@ -254,7 +254,7 @@ fn a_wider_alignment_is_followed() {
 fn bad_models_are_named() {
     let folder = tempfile::tempdir().unwrap();
     type Change = fn(&mut Gguf);
-    let cases: [(&str, Change, &[&str]); 19] = [
+    let cases: [(&str, Change, &[&str]); 21] = [
         ("architecture", |file| file.text("general.architecture", "mamba"), &["`mamba`", "llama, smollm3, qwen2"]),
         ("no architecture", |file| drop(file.metadata.remove(0)), &["general.architecture", "missing"]),
         ("missing key", |file| file.metadata.retain(|(key, _)| key != "llama.block_count"), &["llama.block_count"]),
@@ -273,6 +273,12 @@ fn bad_models_are_named() {
         ("far away", |file| file.tensors[4].offset = Some(u64::MAX - 31), &["blk.0.attn_k.weight", "outside"]),
         ("huge", |file| file.tensors[4].sides = vec![1 << 40, 1 << 40], &["blk.0.attn_k.weight", "impossible"]),
         ("columns", |file| file.tensors[3].type_id = 12, &["blk.0.attn_q.weight", "impossible"]),
+        ("rope factors", |file| file.float_tensor("rope_freqs.weight", &[4], 1), &["rope_freqs.weight", "positive"]),
+        (
+            "number of rope factors",
+            |file| file.tensor("rope_freqs.weight", &[2], 0, [1.0f32, 2.0].map(f32::to_le_bytes).concat()),
+            &["rope_freqs.weight", "2 numbers", "16"],
+        ),
         ("alignment of 3", |file| file.number("general.alignment", 3), &["general.alignment", "power of two"]),
     ];
     for (what, change, expected) in cases {

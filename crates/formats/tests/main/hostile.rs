@@ -4,15 +4,15 @@ use crate::support::*;
 use std::fs;
 use std::path::Path;
 
-/// Loads and describes; only a panic, an abort or an endless loop fails.
+/// Loads and describes; errors must name the file. Whether it was loaded.
 fn survive(path: &Path) -> bool {
-    let described = formats::describe_model(path).map(|_| ());
-    let loaded = load(path).map(|_| ());
-    for error in [described.err(), loaded.as_ref().err().map(|_| ()).and(None)].into_iter().flatten() {
-        let text: String = error.to_string();
-        assert!(text.contains(path.file_name().unwrap().to_str().unwrap()) || text.contains("config.json"), "{text}");
+    let (described, loaded) = (formats::describe_model(path).err(), load(path).err());
+    let is_loaded = loaded.is_none();
+    for error in [described, loaded].into_iter().flatten() {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(error.to_string().contains(name), "{error}");
     }
-    loaded.is_ok()
+    is_loaded
 }
 
 /// Where to cut a file of which the first `dense` bytes have structure.
@@ -30,8 +30,7 @@ fn gguf_cut_anywhere_is_an_error() {
     let path = folder.path().join("model.gguf");
     for len in interesting(bytes.len(), 1200) {
         fs::write(&path, &bytes[..len]).unwrap();
-        let loaded = if len < 4 { load(&path).is_ok() } else { survive(&path) };
-        assert!(!loaded, "cut to {len} of {} bytes", bytes.len());
+        assert!(!survive(&path), "cut to {len} of {} bytes", bytes.len());
     }
 }
 
@@ -44,7 +43,7 @@ fn gguf_with_any_byte_changed_never_panics() {
     let bytes = file.bytes();
     let path = folder.path().join("model.gguf");
     for at in 4..1300 {
-        for change in [0xff, 0x01, 0x80] {
+        for change in [0xff, 0x01] {
             let mut changed = bytes.clone();
             changed[at] ^= change;
             fs::write(&path, &changed).unwrap();
@@ -60,7 +59,7 @@ fn gguf_sizes_that_overflow_are_errors() {
     let bytes = Gguf::small_llama().bytes();
     let path = folder.path().join("model.gguf");
     for at in 8..900 {
-        for size in [u64::MAX, u64::MAX - 31, 1 << 63, 1 << 40, u64::MAX / 4] {
+        for size in [u64::MAX - 31, 1 << 63, 1 << 40] {
             let mut changed = bytes.clone();
             changed[at..at + 8].copy_from_slice(&size.to_le_bytes());
             fs::write(&path, &changed).unwrap();
