@@ -8,6 +8,7 @@
 use super::activations::{ForwardInput, PANEL_TILES, ROWS, first_cell};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
+use super::straight::Straight;
 use super::unpack::{self, ACROSS, GROUPS_MAX, PANEL_F32, PANEL_I8, PANEL_I16, PANEL_ROW, TileFormat, VECTOR};
 use crate::ops::{Precision, scratch_size};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
@@ -50,6 +51,11 @@ impl IntegerKernel for ForwardTask<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
+        if self.input.rows == 1 && self.precision == Precision::A16 {
+            let (matrix, row_tile, input, y) = (self.matrix, self.row_tile, self.input, self.y);
+            // SAFETY: passed on.
+            return unsafe { S::call(Straight { matrix, row_tile, input, y }) };
+        }
         let mut carver = crate::ops::Carver::new(self.scratch);
         let panel = carver.take::<u8>(PANEL_BYTES);
         let scales = carver.take::<f32>(PANEL_TILES * GROUPS_MAX * 2 * TILE);

@@ -18,6 +18,7 @@ mod packed;
 mod product;
 #[cfg(test)]
 mod reference;
+mod straight;
 #[cfg(test)]
 mod tests;
 mod unpack;

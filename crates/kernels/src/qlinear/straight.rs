@@ -1,0 +1,156 @@
+//! `Y = X·Wᵀ` for one row, as in generation: codes go from the tile through registers into the dot products,
+//! without a panel. Gives the bits of the general path: integer sums are exact, float steps come in its order.
+
+use super::activations::{ForwardInput, PANEL_TILES, first_cell};
+use super::layout::TILE;
+use super::packed::PackedMatrix;
+use super::unpack::{self, ACROSS, GROUPS_MAX, TileFormat, VECTOR};
+use crate::simd::integer::{IntegerKernel, IntegerSimd};
+use crate::simd::{LANES, Simd};
+
+/// How far ahead tiles are fetched: a few microseconds of reading.
+const PREFETCH_TILES: usize = 4;
+
+/// One row of 16-bit integers through one row of tiles.
+pub(super) struct Straight<'a> {
+    pub matrix: &'a PackedMatrix,
+    pub row_tile: usize,
+    /// Of one row.
+    pub input: ForwardInput,
+    /// [n_out]
+    pub y: *mut f32,
+}
+
+impl IntegerKernel for Straight<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        let format = TileFormat::new(self.matrix.header());
+        // SAFETY: passed on.
+        unsafe {
+            match (format.wide, format.groups) {
+                (false, 1) => self.row_of_tiles::<S, false, 1>(&format),
+                (false, 2) => self.row_of_tiles::<S, false, 2>(&format),
+                (false, _) => self.row_of_tiles::<S, false, 4>(&format),
+                (true, 1) => self.row_of_tiles::<S, true, 1>(&format),
+                (true, 2) => self.row_of_tiles::<S, true, 2>(&format),
+                (true, _) => self.row_of_tiles::<S, true, 4>(&format),
+            }
+        }
+    }
+}
+
+impl Straight<'_> {
+    #[inline(always)]
+    unsafe fn row_of_tiles<S: IntegerSimd, const WIDE: bool, const G: usize>(&self, format: &TileFormat) {
+        let input = &self.input;
+        let tile_bytes = format.header.tile_bytes();
+        let mut scales = [0f32; GROUPS_MAX * 2 * TILE];
+        let mut y = [S::Float::zero(); ACROSS];
+        // SAFETY: tiles and cells stay inside their buffers; a row has one cell a tile.
+        unsafe {
+            let mut tile = self.matrix.tiles().as_ptr().add(self.row_tile * input.tiles * tile_bytes);
+            for t in 0..input.tiles {
+                for line in 0..tile_bytes / VECTOR {
+                    S::prefetch(tile.wrapping_add(PREFETCH_TILES * tile_bytes + line * VECTOR));
+                }
+                let cell = first_cell(1, input.tiles, t / PANEL_TILES, 0) + t % PANEL_TILES;
+                let x = input.integers.add(cell * input.cell_bytes).cast_const();
+                let sums = dot::<S, WIDE, G>(tile, x, input.centres.add(cell * G));
+                unpack::scales::<S>(format, tile, true, scales.as_mut_ptr());
+                for group in 0..G {
+                    let x_scale = S::Float::splat(*input.scales.add(cell * G + group));
+                    let x_sum = S::Float::splat(*input.sums.add(cell * G + group));
+                    let scales = scales.as_ptr().add(group * 2 * TILE);
+                    for (a, y) in y.iter_mut().enumerate() {
+                        let scale = S::Float::load(scales.add(a * LANES));
+                        *y = (sums[a][group].to_float() * x_scale).mul_add(scale, *y);
+                        if !self.matrix.symmetric() {
+                            *y = x_sum.mul_add(S::Float::load(scales.add(TILE + a * LANES)), *y);
+                        }
+                    }
+                }
+                tile = tile.add(tile_bytes);
+            }
+            for (a, y) in y.iter().enumerate() {
+                let first = self.row_tile * TILE + a * LANES;
+                let count = LANES.min(self.matrix.n_out().saturating_sub(first));
+                if count == LANES {
+                    y.store(self.y.add(first));
+                } else if count > 0 {
+                    y.store_partial(self.y.add(first), count);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of one tile: [column vector][group].
+#[inline(always)]
+unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
+    tile: *const u8,
+    x: *const u8,
+    centres: *const i32,
+) -> [[S; G]; ACROSS] {
+    // Two chains of sums for each vector at least, or the latency of the instruction would show.
+    let mut low = [[S::zero(); G]; ACROSS];
+    let mut high = [S::zero(); ACROSS];
+    // SAFETY: the caller names a tile, a cell of 32 pairs, and a centre for each group.
+    unsafe {
+        for group in 0..G {
+            let mut start = S::splat_i32(*centres.add(group));
+            if WIDE {
+                start = start.shift_left_i32::<4>();
+            }
+            for low in &mut low {
+                low[group] = start;
+            }
+        }
+        let quads = if WIDE { 16 } else { 8 };
+        let mask = S::splat_i16(if WIDE { 0xff } else { 0xf });
+        for quad in 0..quads {
+            let group = quad * G / 16;
+            let x0 = pair::<S>(x, 2 * quad);
+            let x1 = pair::<S>(x, 2 * quad + 1);
+            if WIDE {
+                for a in 0..ACROSS {
+                    let codes = S::load(tile.add((a * quads + quad) * VECTOR));
+                    low[a][group] = low[a][group].dot_i16(codes.and(mask), x0);
+                    if G == 1 {
+                        high[a] = high[a].dot_i16(codes.shift_right_u16::<8>(), x1);
+                    } else {
+                        low[a][group] = low[a][group].dot_i16(codes.shift_right_u16::<8>(), x1);
+                    }
+                }
+            } else {
+                // The high nibbles hold the quads 8 further, half the groups away.
+                let group_high = group + G / 2;
+                let (x2, x3) = (pair::<S>(x, 2 * quad + 16), pair::<S>(x, 2 * quad + 17));
+                for a in 0..ACROSS {
+                    let codes = S::load(tile.add((a * quads + quad) * VECTOR));
+                    low[a][group] = low[a][group].dot_i16(codes.and(mask), x0);
+                    low[a][group] = low[a][group].dot_i16(codes.shift_right_u16::<8>().and(mask), x1);
+                    let (c2, c3) = (codes.shift_right_u16::<4>().and(mask), codes.shift_right_u16::<12>());
+                    if G == 1 {
+                        high[a] = high[a].dot_i16(c2, x2).dot_i16(c3, x3);
+                    } else {
+                        low[a][group_high] = low[a][group_high].dot_i16(c2, x2).dot_i16(c3, x3);
+                    }
+                }
+            }
+        }
+    }
+    if G == 1 {
+        for (low, high) in low.iter_mut().zip(high) {
+            low[0] = low[0].add_i32(high);
+        }
+    }
+    low
+}
+
+/// Integers 2p and 2p + 1 of a cell in every pair of lanes.
+#[inline(always)]
+unsafe fn pair<S: IntegerSimd>(x: *const u8, p: usize) -> S {
+    // SAFETY: the caller names a pair of the cell.
+    S::splat_i32(unsafe { x.add(4 * p).cast::<i32>().read_unaligned() })
+}
