@@ -2,7 +2,7 @@
 //!
 //! [`load_model`] turns any of the model formats into one form: a configuration as in Hugging Face's `config.json`,
 //! tensors under their Hugging Face names, every matrix packed for the kernels. [`describe_model`] reads the same
-//! without packing. A format is one file and one line in [`model_source`]'s list.
+//! without packing. A format is one file and one line in `model_source`'s list.
 //!
 //! Every size and offset in a file is taken for hostile: arithmetic is checked, no allocation is larger than what the
 //! file justifies, and what is wrong is a [`FormatError`] that names the file and the tensor, key or byte.
