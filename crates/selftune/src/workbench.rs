@@ -90,9 +90,8 @@ impl ModelChoice {
 pub struct Workbench {
     pub model: Arc<Model>,
     pub text: TextPipeline,
-    /// For people: the model's own name, else its file name.
+    /// For people.
     pub model_name: String,
-    pub license: Option<String>,
 }
 
 impl Workbench {
@@ -115,17 +114,14 @@ impl Workbench {
         let text =
             TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
                 .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
-        let name = loaded.source.name.clone().filter(|name| !name.is_empty());
-        let file_name = choice.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let model_name = name.or(file_name).unwrap_or_else(|| choice.path.display().to_string());
-        let license = loaded.source.license.clone();
+        let model_name = model_name(&choice.path, loaded.source.name.as_deref());
         let model = Model::from_loaded(loaded).bad_input(format!("cannot use the model {}", choice.path.display()))?;
         terminal.remark(format!(
             "{model_name}: {:.1} M parameters in {} of packed weights",
             model.parameter_count() as f64 / 1e6,
             human_bytes(model.weights_bytes() as u64)
         ));
-        Ok(Self { model: Arc::new(model), text, model_name, license })
+        Ok(Self { model: Arc::new(model), text, model_name })
     }
 
     /// Reads an adapter folder (PEFT or MLX layout) for this model.
@@ -133,6 +129,14 @@ impl Workbench {
         let file = formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
         AdapterWeights::from_file(&file, &self.model).bad_input(format!("cannot use the adapter {}", folder.display()))
     }
+}
+
+/// What people call a model: its file, whose own name field is often a leftover of its making; for folders the name
+/// inside, since a folder may be called anything, else the folder.
+fn model_name(path: &Path, inside: Option<&str>) -> String {
+    let inside = inside.filter(|name| path.is_dir() && !name.is_empty()).map(str::to_owned);
+    let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    inside.or_else(|| stem.map(|stem| stem.to_string_lossy().into_owned())).unwrap_or_else(|| path.display().to_string())
 }
 
 /// Which records of which person.

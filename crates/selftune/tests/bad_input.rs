@@ -1,0 +1,99 @@
+//! Bad input is refused with a message that names it, an exit code that says whose fault it is, and nothing lost.
+
+use crate::tiny::{Place, SHORT, records};
+
+#[test]
+fn models_that_are_none() {
+    let place = Place::new();
+    place.write("junk.gguf", "GGUF but not really");
+    std::fs::create_dir(place.path("empty")).expect("a folder");
+    place.refuses(&["inspect", "nowhere"], 3, &["nowhere", "no such file"]);
+    place.refuses(&["inspect", "junk.gguf"], 3, &["junk.gguf"]);
+    place.refuses(&["inspect", "empty"], 3, &["empty"]);
+    place.refuses(&["train", "--model", "junk.gguf", "--data", "history.jsonl"], 3, &["junk.gguf"]);
+    place.refuses(&["generate", "--model", "smollm2-135m-instruct", "hello"], 3, &["selftune pull"]);
+    place.refuses(&["pull", "../x"], 3, &["no such path"]);
+    assert!(!place.path("runs").exists());
+
+    let config = std::fs::read_to_string(place.path("model/config.json")).expect("a configuration");
+    let unknown = config.replace("LlamaForCausalLM", "OtherForCausalLM").replace("\"llama\"", "\"other\"");
+    place.write("model/config.json", &unknown);
+    place.refuses(&["generate", "--model", "model", "hello"], 3, &["other"]);
+    place.write("model/config.json", &config.replace("\"hidden_size\": 128", "\"hidden_size\": 256"));
+    place.refuses(&["generate", "--model", "model", "hello"], 3, &["expected"]);
+    place.write("model/config.json", &config);
+    std::fs::remove_file(place.path("model/tokenizer.json")).expect("removed");
+    place.refuses(&["generate", "--model", "model", "hello"], 3, &["tokenizer"]);
+}
+
+#[test]
+fn truncated_weights() {
+    let place = Place::new();
+    let path = place.path("model/model-00002-of-00003.safetensors");
+    let bytes = std::fs::read(&path).expect("weights");
+    for length in [0, 4, 8, 100, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..length]).expect("written");
+        place.refuses(&["generate", "--model", "model", "hello"], 3, &["model-00002-of-00003.safetensors"]);
+    }
+}
+
+#[test]
+fn histories_that_cannot_be_used() {
+    let place = Place::new();
+    let train = |data: &'static str| [&["train", "--model", "model", "--output", "run", "--data", data], SHORT].concat();
+    place.refuses(&train("missing.jsonl"), 3, &["missing.jsonl"]);
+    place.write("empty.jsonl", "");
+    place.refuses(&train("empty.jsonl"), 3, &["empty.jsonl"]);
+    place.write("broken.jsonl", &(records(3) + "{\"prompt\": \"a\", \n"));
+    place.refuses(&train("broken.jsonl"), 3, &["broken.jsonl:4"]);
+    place.write("answerless.jsonl", "{\"prompt\": \"a\", \"completion\": \"\"}\n");
+    place.refuses(&train("answerless.jsonl"), 3, &["answerless.jsonl:1", "completion"]);
+    place.write("long.jsonl", &format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "b".repeat(500)));
+    place.refuses(&train("long.jsonl"), 3, &["long.jsonl:1"]);
+    place.write("people.jsonl", "{\"user\":\"a\",\"prompt\":\"x\",\"completion\":\"y\"}\n{\"user\":\"b\",\"prompt\":\"x\",\"completion\":\"y\"}\n");
+    place.refuses(&train("people.jsonl"), 3, &["--user", "a (1)"]);
+    assert!(!place.path("run").exists(), "nothing is begun with bad input");
+
+    let skipped = place.json(&[&train("broken.jsonl")[..], &["--skip-bad-lines", "--hold-out", "0"]].concat());
+    assert_eq!(skipped["data"]["left_out"][0]["place"].as_str().map(|text| text.ends_with("broken.jsonl:4")), Some(true));
+}
+
+#[test]
+fn settings_that_are_not_possible() {
+    let place = Place::new();
+    let with = |setting: &'static str| ["train", "--model", "model", "--data", "history.jsonl", "--set", setting];
+    place.refuses(&with("learning_rte=1"), 3, &["learning_rte", "learning_rate"]);
+    place.refuses(&with("rank=0"), 3, &["rank"]);
+    place.refuses(&with("rank=many"), 3, &["rank"]);
+    place.refuses(&with("targets=q,x"), 3, &["x"]);
+    place.refuses(&with("adapted_blocks=9"), 3, &["adapted_blocks", "2"]);
+    place.refuses(&with("tokens_max=1000000"), 3, &["tokens_max"]);
+    place.write("settings.toml", "rank = 8\nranks = 9\n");
+    place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "-c", "settings.toml"], 3, &["ranks", "rank"]);
+    place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "--threads", "0", "--hold-out", "1.5"], 2, &["hold-out"]);
+    place.refuses(&["generate", "--model", "model", "hi", "--threads", "0"], 2, &["--threads 0"]);
+    place.refuses(&["generate", "--model", "model", "hi", "--context", "99999999"], 2, &["--context"]);
+    place.refuses(&["train"], 2, &["--model"]);
+    place.refuses(&["bench", "kernels", "--shapes", "10x10"], 2, &["group"]);
+}
+
+#[test]
+fn adapters_for_another_base_and_folders_of_others() {
+    let place = Place::new();
+    place.json(&[&["train", "--model", "model", "--data", "history.jsonl", "--output", "run"], SHORT].concat());
+    // The same architecture with other weights is another base.
+    let path = place.path("model/model-00001-of-00003.safetensors");
+    let mut bytes = std::fs::read(&path).expect("weights");
+    let last = bytes.len() - 40;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    place.refuses(&["generate", "--run", "run", "hello"], 3, &["adapter"]);
+    place.refuses(&["train", "--resume", "run"], 3, &["base"]);
+
+    std::fs::create_dir(place.path("mine")).expect("a folder");
+    place.write("mine/letter.txt", "dear");
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "mine"];
+    place.refuses(&[&train, SHORT].concat(), 3, &["mine", "nothing in it was touched"]);
+    assert_eq!(std::fs::read_to_string(place.path("mine/letter.txt")).expect("the letter"), "dear");
+    place.refuses(&["eval", "--run", "mine"], 3, &["not a run folder"]);
+}

@@ -1,0 +1,141 @@
+//! The main way through: train, inspect, evaluate, answer; and what `--json` promises.
+
+use crate::tiny::{Place, SHORT};
+use std::io::Write;
+use std::process::Stdio;
+
+fn trained() -> Place {
+    let place = Place::new();
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "run", "--hold-out", "0.2"];
+    let outcome = place.json(&[&train, SHORT].concat());
+    assert_eq!(outcome["end"], "completed");
+    assert_eq!(outcome["data"]["held_out_records"], 8);
+    assert!(outcome["validation_before"].is_f64() && outcome["validation_best"]["loss"].is_f64(), "{outcome}");
+    place
+}
+
+#[test]
+fn a_run_is_trained_inspected_evaluated_and_used() {
+    let place = trained();
+    for file in ["run/adapter/best/adapter_model.safetensors", "run/adapter/last/adapter_config.json", "run/report.html"] {
+        assert!(place.path(file).is_file(), "{file}");
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(place.path("run")).expect("the run").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "only the owner may read a run");
+    }
+
+    assert_eq!(place.json(&["inspect", "run"])["run"]["status"], "finished");
+    assert!(place.json(&["inspect", "run/adapter/best"])["parameters"].as_u64() > Some(0));
+    assert_eq!(place.json(&["inspect", "model"])["config"]["num_hidden_layers"], 2);
+
+    let other = ["train", "--model", "model", "--data", "history.jsonl", "--output", "other", "--set", "seed=5"];
+    place.json(&[&other, SHORT].concat());
+    let evaluation = place.json(&["eval", "--run", "run", "--other-run", "other", "--max-tokens", "4", "--retrieve", "1"]);
+    let arms = evaluation["arms"].as_array().expect("arms");
+    let names: Vec<_> = arms.iter().map(|arm| arm["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["base", "retrieval", "adapter", "adapter_retrieval", "other_adapter"]);
+    for arm in arms {
+        assert_eq!(arm["queries"], 8);
+        for key in ["loss_per_answer_token", "rouge_1", "rouge_l", "exact_match"] {
+            assert!(arm[key].is_f64(), "{key} of {arm}");
+        }
+    }
+    assert!(evaluation["wall_s"].is_f64() && evaluation["run_dir"] == "run");
+
+    let answer = place.json(&["generate", "--run", "run", "what is 3 and 4", "--max-tokens", "5"]);
+    assert_eq!(answer["answer_tokens"].as_u64().map(|tokens| tokens <= 5), Some(true));
+    let again = place.json(&["generate", "--run", "run", "what is 3 and 4", "--max-tokens", "5", "--threads", "1"]);
+    assert_eq!(answer["text"], again["text"], "threads change no result");
+}
+
+#[test]
+fn chat_reads_turns_and_answers_each() {
+    let place = Place::new();
+    let mut child = place
+        .command(&["chat", "--model", "model", "--max-tokens", "3", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    child.stdin.take().expect("piped").write_all(b"hello\n\n/reset\nand again\n/quit\nnever\n").expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let answers: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect();
+    assert_eq!(answers.len(), 2, "{text}");
+}
+
+#[test]
+fn the_plan_and_the_settings_are_shown_without_training() {
+    let place = Place::new();
+    let plan = place.json(&["train", "--model", "model", "--data", "history.jsonl", "--dry-run", "--set", "tokens_max=200"]);
+    assert!(plan["plan"]["updates"].as_u64() > Some(0) && plan["plan"]["memory_total_bytes"].as_u64() > Some(0));
+    assert!(!place.path("runs").exists(), "a dry run writes nothing");
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--settings", "--preset", "paper"];
+    assert_eq!(place.json(&train)["settings"]["learning_rate"], 1e-5);
+    let text = String::from_utf8(place.run(&train).stdout).expect("UTF-8");
+    assert!(text.contains("rank = 8") && text.contains("retrieved_records = 4"), "{text}");
+}
+
+#[test]
+fn commits_of_a_repository_become_a_history() {
+    let place = Place::new();
+    let git = |arguments: &[&str]| {
+        let status = std::process::Command::new("git")
+            .args(["-c", "user.name=Ann", "-c", "user.email=ann@example.com", "-C"])
+            .arg(place.path("repo"))
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .expect("git is installed");
+        assert!(status.success(), "git {arguments:?}");
+    };
+    std::fs::create_dir(place.path("repo")).expect("a folder");
+    git(&["init"]);
+    for index in 0..3 {
+        place.write(&format!("repo/file{index}.rs"), &format!("fn number_{index}() {{}}\n"));
+        git(&["add", "."]);
+        git(&["commit", "-m", &format!("code: add number {index} (#{index})")]);
+    }
+    let imported = place.json(&["import", "git", "--repo", "repo", "--author", "ann@", "--output", "ann.jsonl"]);
+    assert_eq!(imported["records"], 3);
+    let text = std::fs::read_to_string(place.path("ann.jsonl")).expect("a history");
+    assert!(text.contains("\"code: add number 0\"") && text.contains("number_2"), "{text}");
+    place.refuses(&["import", "git", "--repo", "repo", "--author", "ann", "--output", "ann.jsonl"], 2, &["exists already"]);
+    place.refuses(&["import", "git", "--repo", "repo", "--author", "bob", "--output", "bob.jsonl"], 3, &["Ann"]);
+    place.refuses(&["import", "git", "--repo", "model", "--author", "ann"], 3, &["not a git repository"]);
+}
+
+#[test]
+fn local_models_are_pulled_and_found_by_path() {
+    let place = Place::new();
+    let pulled = place.json(&["pull", "model"]);
+    let path = pulled["path"].as_str().expect("a path");
+    assert!(path.starts_with(place.path("home").to_str().expect("UTF-8")), "{path}");
+    assert!(place.json(&["inspect", path])["parameters"].as_u64() > Some(0));
+    assert_eq!(place.json(&["pull", "--list"])["models"][0]["here"], false);
+}
+
+#[test]
+fn the_kernel_benchmark_checks_its_answers() {
+    let place = Place::new();
+    let bench = ["bench", "kernels", "--shapes", "64x128,70x64", "--tokens", "7", "--seconds", "0.001"];
+    let result = place.json(&bench);
+    let rows = result["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2 * 3 * 2);
+    for row in rows {
+        let bound = match row["precision"].as_str() {
+            Some("a16") => 5e-4,
+            Some("exact") => 1e-5,
+            _ => 5e-2,
+        };
+        assert!(row["relative_error"].as_f64().is_some_and(|error| error < bound), "{row}");
+        assert!(row["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+    }
+}

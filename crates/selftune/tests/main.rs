@@ -1,0 +1,7 @@
+//! The command line from outside: what it prints, writes, survives and refuses.
+
+mod bad_input;
+mod commands;
+mod real_model;
+mod survival;
+mod tiny;
