@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(human_bytes(999), "999 B");
         assert_eq!(human_bytes(98_362_432), "98.4 MB");
         assert_eq!(human_seconds(3.21), "3.2 s");
-        assert_eq!(human_seconds(59.8), "60 s");
+        assert_eq!(human_seconds(59.8), "1 min 00 s");
         assert_eq!(human_seconds(200.0), "3 min 20 s");
         assert_eq!(human_seconds(7500.0), "2 h 05 min");
         assert_eq!(human_count(1_234_567), "1,234,567");

@@ -109,7 +109,7 @@ fn commits_of_a_repository_become_a_history() {
     assert!(text.contains("\"code: add number 0\"") && text.contains("number_2"), "{text}");
     place.refuses(&["import", "git", "--repo", "repo", "--author", "ann", "--output", "ann.jsonl"], 2, &["exists already"]);
     place.refuses(&["import", "git", "--repo", "repo", "--author", "bob", "--output", "bob.jsonl"], 3, &["Ann"]);
-    place.refuses(&["import", "git", "--repo", "model", "--author", "ann"], 3, &["not a git repository"]);
+    place.refuses(&["import", "git", "--repo", "model", "--author", "ann", "--output", "x.jsonl"], 3, &["not a git repository"]);
 }
 
 #[test]
