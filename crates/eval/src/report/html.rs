@@ -263,7 +263,7 @@ fn training_section(curves: &TrainingCurves) -> String {
     if !curves.loss.is_empty() {
         series.push(Series { label: "each step".into(), colour: "c2", stroke: Stroke::Raw, points: &curves.loss });
     }
-    if smooth.len() >= width {
+    if smooth.len() > 1 {
         series.push(Series { label: format!("mean of {width}"), colour: "c2", stroke: Stroke::Line, points: &smooth });
     }
     if !curves.validation_loss.is_empty() {

@@ -39,7 +39,7 @@ impl Bench {
         }
         let options = LoadOptions { cache: CacheMode::Off, ..LoadOptions::default() };
         let loaded = load_model(folder.path(), &options, &mut |_| {}).unwrap();
-        let date = TextOptions { date: "2026-11-30".parse::<PinnedDate>().unwrap(), thinking: false };
+        let date = TextOptions::new("2026-11-30".parse::<PinnedDate>().unwrap());
         let text =
             TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, date).unwrap();
         let model = Arc::new(Model::from_loaded(loaded).unwrap());
