@@ -77,8 +77,8 @@ def main() -> None:
         plain = base(ids).logits[0].double()
         adapted, matrices = load_adapter(base, arguments.adapter)
         logits = adapted(ids).logits[0].double()
-    scale = adapted.peft_config["default"].lora_alpha / adapted.peft_config["default"].r
-    print(f"{matrices} matrices, scale {scale}, mean loss without {token_losses(plain, tokens)[1:].mean():.6f}, "
+    scale = next(module.scaling["default"] for module in adapted.modules() if hasattr(module, "scaling"))
+    print(f"{matrices} matrices, scale {scale:.6g}, mean loss without {token_losses(plain, tokens)[1:].mean():.6f}, "
           f"with the adapter {token_losses(logits, tokens)[1:].mean():.6f}")
     if given:
         compared = torch.tensor(given["logits"], dtype=torch.float64).reshape(-1, logits.shape[1])
