@@ -126,13 +126,11 @@ fn to_json(value: Value, indent: Option<Value>, arguments: Kwargs) -> Result<Str
         Some(indent) => Some(indent),
         None => arguments.get::<Option<Value>>("indent")?,
     };
-    let indent = match indent.filter(|value| !value.is_none() && !value.is_undefined()) {
-        None => None,
-        Some(value) => Some(match value.as_str() {
-            Some(text) => text.chars().take(16).collect(),
-            None => " ".repeat(i64::try_from(value).map_or(0, |count| count.clamp(0, 16)) as usize),
-        }),
-    };
+    let given = indent.filter(|value| !value.is_none() && !value.is_undefined());
+    let indent = given.map(|value| match value.as_str() {
+        Some(text) => text.chars().take(16).collect(),
+        None => " ".repeat(i64::try_from(value).map_or(0, |count| count.clamp(0, 16)) as usize),
+    });
     let mut style = JsonStyle {
         item_separator: if indent.is_some() { "," } else { ", " }.to_string(),
         key_separator: ": ".to_string(),
