@@ -8,7 +8,7 @@
 //! score(d) = sum over query tokens t (with repeats) of idf(t) * f_td * (k1 + 1) / (f_td + k1 * (1 - b + b * |d| / mean |d|))
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// Saturation of repeated words.
 pub const K1: f64 = 1.5;
@@ -31,26 +31,61 @@ pub struct Bm25 {
     mean_idf: Vec<f64>,
 }
 
+/// Terms in at most so many documents are counted together; the few others are listed.
+const RARE_DOCUMENTS_MAX: usize = 512;
+
+/// In how many documents the terms stand: what the mean weight needs. It is summed once for every document, so it is kept
+/// short: of M postings at most M / 512 terms are listed.
+#[derive(Default)]
+struct Frequencies {
+    /// `rare[n]` terms stand in n documents.
+    rare: Vec<u32>,
+    /// Documents of each other term.
+    common: Vec<usize>,
+    /// Place in `common` of a term.
+    common_places: HashMap<usize, usize>,
+}
+
+impl Frequencies {
+    /// A term stands in one document more, now in `documents`.
+    fn raise(&mut self, term: usize, documents: usize) {
+        if documents <= RARE_DOCUMENTS_MAX {
+            self.rare[documents] += 1;
+        } else if let Some(place) = self.common_places.get(&term) {
+            self.common[*place] = documents;
+        } else {
+            self.common_places.insert(term, self.common.len());
+            self.common.push(documents);
+        }
+        if (2..=RARE_DOCUMENTS_MAX + 1).contains(&documents) {
+            self.rare[documents - 1] -= 1;
+        }
+    }
+
+    fn sum_of_idf(&self, documents: usize, logs: &[f64]) -> f64 {
+        let idf = |with: usize| logs[documents - with] - logs[with];
+        let rare = self.rare.iter().enumerate().filter(|(_, terms)| **terms > 0);
+        let rare: f64 = rare.map(|(with, terms)| f64::from(*terms) * idf(with)).sum();
+        rare + self.common.iter().map(|with| idf(*with)).sum::<f64>()
+    }
+}
+
 impl Bm25 {
     /// An index over tokenized documents.
     pub fn new<D: AsRef<[T]>, T: AsRef<str>>(documents: &[D]) -> Bm25 {
         let mut index = Bm25 { lengths_before: vec![0], mean_idf: vec![0.0], ..Bm25::default() };
-        // terms_with[n] = how many terms stand in n documents: all that the mean weight needs, and short, since n
-        // different counts need n²/2 postings.
-        let mut terms_with: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut frequencies = Frequencies { rare: vec![0; RARE_DOCUMENTS_MAX + 1], ..Frequencies::default() };
         // ln(i + 0.5), shared by every prefix.
         let logs: Vec<f64> = (0..=documents.len()).map(|count| (count as f64 + 0.5).ln()).collect();
         for (number, document) in documents.iter().enumerate() {
-            index.add(number as u32, document.as_ref(), &mut terms_with);
-            let count = number + 1;
-            let sum: f64 =
-                terms_with.iter().map(|(with, terms)| *terms as f64 * (logs[count - with] - logs[*with])).sum();
+            index.add(number as u32, document.as_ref(), &mut frequencies);
+            let sum = frequencies.sum_of_idf(number + 1, &logs);
             index.mean_idf.push(sum / index.postings.len().max(1) as f64);
         }
         index
     }
 
-    fn add<T: AsRef<str>>(&mut self, number: u32, tokens: &[T], terms_with: &mut BTreeMap<usize, usize>) {
+    fn add<T: AsRef<str>>(&mut self, number: u32, tokens: &[T], frequencies: &mut Frequencies) {
         let mut counts: HashMap<usize, u32> = HashMap::new();
         for token in tokens {
             let next = self.postings.len();
@@ -62,14 +97,7 @@ impl Bm25 {
         }
         for (term, count) in counts {
             self.postings[term].push((number, count));
-            let with = self.postings[term].len();
-            *terms_with.entry(with).or_insert(0) += 1;
-            if let Some(terms) = terms_with.get_mut(&(with - 1)) {
-                *terms -= 1;
-                if *terms == 0 {
-                    terms_with.remove(&(with - 1));
-                }
-            }
+            frequencies.raise(term, self.postings[term].len());
         }
         self.lengths.push(tokens.len() as u32);
         self.lengths_before.push(self.lengths_before[self.lengths_before.len() - 1] + tokens.len() as u64);
