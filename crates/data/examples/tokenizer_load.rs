@@ -1,5 +1,10 @@
-//! Loads the tokenizer of a GGUF file and prints how long that takes and the ids of a text:
-//! `cargo run --release -p selftune-data --example tokenizer_load -- MODEL.gguf "some text"`.
+//! Loads the tokenizer of a model and says how long that takes. With a text, its tokens; with a file of lines and a
+//! `tokenizer.json`, every line for which the two disagree:
+//!
+//! ```text
+//! cargo run --release -p selftune-data --example tokenizer_load -- MODEL.gguf "some text"
+//! cargo run --release -p selftune-data --example tokenizer_load -- MODEL.gguf lines.txt tokenizer.json
+//! ```
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -12,6 +17,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = data::TextOptions::today();
     let pipeline = data::TextPipeline::new(&model.tokenizer, model.chat_template.as_deref(), &model.special, options)?;
     println!("tokenizer in {:.2} s: {pipeline:?}", start.elapsed().as_secs_f64());
+    if let Some(folder) = arguments.next() {
+        let source = formats::TokenizerSource::HuggingFace { tokenizer_json: folder.into(), config: None };
+        let other = data::TextPipeline::new(&source, None, &model.special, data::TextOptions::today())?;
+        for line in std::fs::read_to_string(&text)?.lines() {
+            let (ours, theirs) = (pipeline.encode(line)?, other.encode(line)?);
+            if ours != theirs {
+                println!("differs: {line:?}\n{ours:?}\n{theirs:?}");
+            }
+        }
+        return Ok(());
+    }
     let tokens = pipeline.encode_text_prompt(&text)?;
     println!("{tokens:?}\n{:?}", pipeline.decode_with_special(&tokens));
     Ok(())

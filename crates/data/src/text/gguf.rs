@@ -83,9 +83,10 @@ fn sentence_piece(gguf: &GgufTokenizer) -> Result<Built, TextError> {
             gguf.tokens.len()
         )));
     }
-    // Files write the space of user-defined pieces as a space, that of all others as the mark.
-    let vocabulary = vocabulary(gguf.tokens.iter().map(|token| {
-        if token.contains(' ') { token.replace(' ', &SPACE_MARK.to_string()).into() } else { token.as_str().into() }
+    // User-defined pieces are found in the text as it is, so their spaces are spaces; files write them either way.
+    let vocabulary = vocabulary(gguf.tokens.iter().enumerate().map(|(id, token)| match gguf.token_types.get(id) {
+        Some(&USER_DEFINED) => with_plain_spaces(token).into(),
+        _ => token.as_str().into(),
     }));
     let merges = merges_by_score(gguf, &vocabulary);
     let space_in_front = vocabulary.get(SPACE_MARK.encode_utf8(&mut [0; 4]) as &str).copied();
@@ -151,15 +152,21 @@ fn merges_by_score(gguf: &GgufTokenizer, vocabulary: &Vocab) -> Merges {
         .collect()
 }
 
-/// Control tokens are special; user-defined ones are found in every text, unless they are only spaces, which the
-/// merges join as well.
+fn with_plain_spaces(piece: &str) -> String {
+    piece.replace(SPACE_MARK, " ")
+}
+
+/// Control tokens are special; user-defined ones are found in every text, before anything is joined.
 fn add_tokens(tokenizer: &mut Tokenizer, gguf: &GgufTokenizer) -> Result<(), TextError> {
-    let is_space = |token: &str| token.chars().all(|c| c == ' ' || c == SPACE_MARK);
+    let marks_spaces = gguf.model == "llama";
     let mut added = Vec::new();
     for (token, kind) in gguf.tokens.iter().zip(&gguf.token_types) {
         match *kind {
             CONTROL => added.push(AddedToken::from(token.clone(), true)),
-            USER_DEFINED if !is_space(token) => added.push(AddedToken::from(token.clone(), false).normalized(false)),
+            USER_DEFINED => {
+                let text = if marks_spaces { with_plain_spaces(token) } else { token.clone() };
+                added.push(AddedToken::from(text, false).normalized(false));
+            }
             _ => {}
         }
     }
