@@ -75,26 +75,14 @@ impl ModelConfig {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(file.invalid("num_key_value_heads", format!("a divisor of {} heads", self.heads)));
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(ModelError::ConfigInvalid {
-                key: "head_dim".into(),
-                found: self.head_dim.to_string(),
-                expected: "an even number".into(),
-            });
-        }
-        // Attention keeps rows of a head in registers and caches up to this size.
-        if self.head_dim > HEAD_DIM_MAX {
-            return Err(ModelError::ConfigInvalid {
-                key: "head_dim".into(),
-                found: self.head_dim.to_string(),
-                expected: format!("at most {HEAD_DIM_MAX}"),
-            });
-        }
         Ok(self)
     }
 }
 
+/// The largest head whose rows attention holds in its tiles.
 const HEAD_DIM_MAX: usize = 256;
+/// Far more than any model has; a larger number is a corrupt file and would take memory before tensors are looked at.
+const BLOCKS_MAX: usize = 4096;
 
 /// The family of `file` and the object that describes its text model.
 fn find_family<'a>(file: ConfigFile<'a>) -> Result<(&'static Family, ConfigFile<'a>), ModelError> {
@@ -122,11 +110,18 @@ fn common(file: &ConfigFile, family: &'static Family) -> Result<ModelConfig, Mod
     let width = file.size("hidden_size")?;
     let heads = file.size("num_attention_heads")?;
     let blocks = file.size("num_hidden_layers")?;
+    if blocks > BLOCKS_MAX {
+        return Err(file.invalid("num_hidden_layers", format!("at most {BLOCKS_MAX}")));
+    }
     let head_dim = match file.optional_size("head_dim")?.or(family.head_dim_default) {
         Some(head_dim) => head_dim,
         None if width.is_multiple_of(heads) => width / heads,
         None => return Err(file.invalid("num_attention_heads", format!("a divisor of hidden_size ({width})"))),
     };
+    if !(head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX) {
+        let expected = format!("an even number up to {HEAD_DIM_MAX}");
+        return Err(ModelError::ConfigInvalid { key: "head_dim".into(), found: head_dim.to_string(), expected });
+    }
     if file.optional_positive("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
         return Err(file.invalid("partial_rotary_factor", "1: rotation of part of a head is not built"));
     }

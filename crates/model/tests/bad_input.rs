@@ -25,6 +25,7 @@ fn broken_configurations_name_the_key() {
         ("llama", "hidden_size", json!(0), "hidden_size is 0"),
         ("llama", "hidden_size", json!(1u64 << 60), "hidden_size is 1152921504606846976"),
         ("llama", "hidden_size", json!(66), "num_attention_heads is 4"),
+        ("llama", "num_hidden_layers", json!(200_000_000), "num_hidden_layers is 200000000, expected at most"),
         ("llama", "num_hidden_layers", json!(1.5), "num_hidden_layers is 1.5"),
         ("llama", "num_key_value_heads", json!(3), "num_key_value_heads is 3"),
         ("llama", "head_dim", json!(15), "head_dim is 15"),
