@@ -77,7 +77,7 @@ def main() -> None:
         plain = base(ids).logits[0].double()
         adapted, matrices = load_adapter(base, arguments.adapter)
         logits = adapted(ids).logits[0].double()
-    scale = next(module.scaling["default"] for module in adapted.modules() if hasattr(module, "scaling"))
+    scale = next(module.scaling["default"] for module in adapted.modules() if hasattr(module, "lora_A"))
     print(f"{matrices} matrices, scale {scale:.6g}, mean loss without {token_losses(plain, tokens)[1:].mean():.6f}, "
           f"with the adapter {token_losses(logits, tokens)[1:].mean():.6f}")
     if given:
