@@ -19,9 +19,9 @@ pub(crate) struct BlockRun<'a> {
     /// `None` in blocks without position.
     pub(crate) rope: Option<&'a RopeTable>,
     pub(crate) attention: AttentionShape,
-    /// Place in the text of each row that enters, [T].
+    /// Place in the text of each row that enters, `[T]`.
     pub(crate) positions: &'a [u32],
-    /// Which rows leave, and their places in the text, [S] each. `None` when all do.
+    /// Which rows leave, and their places in the text, `[S]` each. `None` when all do.
     pub(crate) selected_rows: Option<&'a [u32]>,
     pub(crate) selected_positions: &'a [u32],
     pub(crate) lora: &'a BlockLora,

@@ -112,7 +112,7 @@ impl Generator {
         Ok(generated)
     }
 
-    /// The logits behind the last of `tokens`, [vocabulary].
+    /// The logits behind the last of `tokens`: one for each token of the vocabulary.
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         self.read_prompt(tokens)?;
         Ok(self.checked_logits()?.to_vec())

@@ -26,11 +26,11 @@ pub struct Model {
 /// The frozen weights of one block.
 pub(crate) struct BlockWeights {
     linears: [Linear; 7],
-    /// Before attention, [D].
+    /// Before attention, `[D]`.
     pub(crate) input_norm: FloatVector,
-    /// Before the feed-forward, [D].
+    /// Before the feed-forward, `[D]`.
     pub(crate) middle_norm: FloatVector,
-    /// Per query and key head, [head_dim].
+    /// Per query and key head, `[head_dim]`.
     pub(crate) head_norms: Option<HeadNorms>,
     pub(crate) output_norms: Option<OutputNorms>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct HeadNorms {
     pub(crate) key: FloatVector,
 }
 
-/// Norms of what a block adds to the stream, [D] each.
+/// Norms of what a block adds to the stream, `[D]` each.
 pub(crate) struct OutputNorms {
     pub(crate) attention: FloatVector,
     pub(crate) feed_forward: FloatVector,
