@@ -220,19 +220,21 @@ impl IntegerKernel for QuantizeGradient {
                     let to = input.integers.add(input.place(block, first_row) + row * width);
                     let mut values = [S::Float::zero(); BLOCK / LANES];
                     let mut largest = S::zero();
-                    for v in 0..width / LANES {
+                    for (v, value) in values.iter_mut().enumerate().take(width / LANES) {
                         let column = block * BLOCK + LANES * v;
                         if column >= input.n {
                             break;
                         }
-                        let value = if column + LANES <= input.n {
+                        let dy = if column + LANES <= input.n {
+                            // The same columns of the next row.
+                            S::prefetch(from.wrapping_add(input.n + LANES * v).cast());
                             S::Float::load(from.add(LANES * v))
                         } else {
                             S::Float::load_partial(from.add(LANES * v), input.n - column)
                         };
-                        // An infinity or NaN must poison the row even where a zero maximum would hide it.
-                        largest = largest.max_magnitude(value * S::Float::load(row_maxima.add(column)));
-                        values[v] = value * S::Float::load(row_maxima.add(column));
+                        // Infinity times a zero maximum is NaN, so that it poisons its row all the same.
+                        *value = dy * S::Float::load(row_maxima.add(column));
+                        largest = largest.max_magnitude(*value);
                     }
                     let (scale, inverse) = scale_of(largest.reduce_max_u32(), input.integer_max);
                     for (v, value) in values.iter().enumerate().take(width / LANES) {

@@ -58,13 +58,13 @@ impl Straight<'_> {
                 let x = input.integers.add(cell * input.cell_bytes).cast_const();
                 let sums = dot::<S, WIDE, G>(tile, x, input.centres.add(cell * G));
                 unpack::scales::<S>(format, tile, true, scales.as_mut_ptr());
-                for group in 0..G {
+                for (group, sums) in sums.iter().enumerate() {
                     let x_scale = S::Float::splat(*input.scales.add(cell * G + group));
                     let x_sum = S::Float::splat(*input.sums.add(cell * G + group));
                     let scales = scales.as_ptr().add(group * 2 * TILE);
-                    for (a, y) in y.iter_mut().enumerate() {
+                    for (a, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
                         let scale = S::Float::load(scales.add(a * LANES));
-                        *y = (sums[a][group].to_float() * x_scale).mul_add(scale, *y);
+                        *y = (sum.to_float() * x_scale).mul_add(scale, *y);
                         if !self.matrix.symmetric() {
                             *y = x_sum.mul_add(S::Float::load(scales.add(TILE + a * LANES)), *y);
                         }
@@ -85,26 +85,24 @@ impl Straight<'_> {
     }
 }
 
-/// Sums of one tile: [column vector][group].
+/// Sums of one tile: [group][column vector].
 #[inline(always)]
 unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
     tile: *const u8,
     x: *const u8,
     centres: *const i32,
-) -> [[S; G]; ACROSS] {
+) -> [[S; ACROSS]; G] {
     // Two chains of sums for each vector at least, or the latency of the instruction would show.
-    let mut low = [[S::zero(); G]; ACROSS];
+    let mut low = [[S::zero(); ACROSS]; G];
     let mut high = [S::zero(); ACROSS];
     // SAFETY: the caller names a tile, a cell of 32 pairs, and a centre for each group.
     unsafe {
-        for group in 0..G {
+        for (group, low) in low.iter_mut().enumerate() {
             let mut start = S::splat_i32(*centres.add(group));
             if WIDE {
                 start = start.shift_left_i32::<4>();
             }
-            for low in &mut low {
-                low[group] = start;
-            }
+            *low = [start; ACROSS];
         }
         let quads = if WIDE { 16 } else { 8 };
         let mask = S::splat_i16(if WIDE { 0xff } else { 0xf });
@@ -115,11 +113,11 @@ unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
             if WIDE {
                 for a in 0..ACROSS {
                     let codes = S::load(tile.add((a * quads + quad) * VECTOR));
-                    low[a][group] = low[a][group].dot_i16(codes.and(mask), x0);
+                    low[group][a] = low[group][a].dot_i16(codes.and(mask), x0);
                     if G == 1 {
                         high[a] = high[a].dot_i16(codes.shift_right_u16::<8>(), x1);
                     } else {
-                        low[a][group] = low[a][group].dot_i16(codes.shift_right_u16::<8>(), x1);
+                        low[group][a] = low[group][a].dot_i16(codes.shift_right_u16::<8>(), x1);
                     }
                 }
             } else {
@@ -128,21 +126,21 @@ unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
                 let (x2, x3) = (pair::<S>(x, 2 * quad + 16), pair::<S>(x, 2 * quad + 17));
                 for a in 0..ACROSS {
                     let codes = S::load(tile.add((a * quads + quad) * VECTOR));
-                    low[a][group] = low[a][group].dot_i16(codes.and(mask), x0);
-                    low[a][group] = low[a][group].dot_i16(codes.shift_right_u16::<8>().and(mask), x1);
+                    low[group][a] = low[group][a].dot_i16(codes.and(mask), x0);
+                    low[group][a] = low[group][a].dot_i16(codes.shift_right_u16::<8>().and(mask), x1);
                     let (c2, c3) = (codes.shift_right_u16::<4>().and(mask), codes.shift_right_u16::<12>());
                     if G == 1 {
                         high[a] = high[a].dot_i16(c2, x2).dot_i16(c3, x3);
                     } else {
-                        low[a][group_high] = low[a][group_high].dot_i16(c2, x2).dot_i16(c3, x3);
+                        low[group_high][a] = low[group_high][a].dot_i16(c2, x2).dot_i16(c3, x3);
                     }
                 }
             }
         }
     }
     if G == 1 {
-        for (low, high) in low.iter_mut().zip(high) {
-            low[0] = low[0].add_i32(high);
+        for (low, high) in low[0].iter_mut().zip(high) {
+            *low = low.add_i32(high);
         }
     }
     low

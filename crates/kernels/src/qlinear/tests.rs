@@ -200,7 +200,7 @@ fn shapes_groups_bits_and_scale_types() {
             for group_size in GROUP_SIZES {
                 for scale_type in ScaleType::ALL {
                     for (n_out, groups) in [(1, 1), (48, 3), (65, 2), (129, 5), (192, 1)] {
-                        if (n_out + groups + bits as usize + group_size / 16) % 3 != 0 {
+                        if !(n_out + groups + bits as usize + group_size / 16).is_multiple_of(3) {
                             continue;
                         }
                         let shape = (n_out, groups * group_size);
