@@ -71,7 +71,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         Some(folder) => folder.clone(),
         None => super::train::free_run_path(Path::new("demo"))?,
     };
-    let config = configuration(&arguments)?;
+    let config = configuration(&arguments)?.resolved(bench.model.config())?;
     let demo = Demo { bench: &bench, model: &model, config: &config, records: arguments.records as usize, terminal };
 
     let person = match demo.train(&PERSON, &folder)? {

@@ -76,6 +76,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let history = history_choice.read()?;
     let model_choice = ModelChoice::new(model, &arguments.reading)?;
     let bench = Workbench::open(&model_choice, arguments.reading.no_cache, terminal)?;
+    let config = config.resolved(bench.model.config()).bad_input("settings")?;
     let preparation = preparation::prepare(&bench, &history, &config, arguments.hold_out)?;
     preparation.show(&bench, &history_choice, terminal);
     if arguments.dry_run {

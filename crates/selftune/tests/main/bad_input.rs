@@ -48,8 +48,11 @@ fn histories_that_cannot_be_used() {
     place.refuses(&train("broken.jsonl"), 3, &["broken.jsonl:4"]);
     place.write("answerless.jsonl", "{\"prompt\": \"a\", \"completion\": \"\"}\n");
     place.refuses(&train("answerless.jsonl"), 3, &["answerless.jsonl:1", "completion"]);
-    place.write("long.jsonl", &format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "b".repeat(500)));
+    // Longer than tokens_max, and longer than the model's context.
+    place.write("long.jsonl", &format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "b".repeat(900)));
     place.refuses(&train("long.jsonl"), 3, &["long.jsonl:1"]);
+    let without_limit = ["train", "--model", "model", "--output", "run", "--data", "long.jsonl"];
+    place.refuses(&without_limit, 3, &["long.jsonl:1"]);
     place.write("people.jsonl", "{\"user\":\"a\",\"prompt\":\"x\",\"completion\":\"y\"}\n{\"user\":\"b\",\"prompt\":\"x\",\"completion\":\"y\"}\n");
     place.refuses(&train("people.jsonl"), 3, &["--user", "a (1)"]);
     assert!(!place.path("run").exists(), "nothing is begun with bad input");
