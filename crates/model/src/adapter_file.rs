@@ -26,8 +26,8 @@ impl AdapterWeights {
             }),
             config: PeftConfig {
                 r: self.spec.rank,
-                lora_alpha: f64::from(self.spec.lora_alpha),
-                lora_dropout: f64::from(self.spec.dropout),
+                lora_alpha: as_written(self.spec.lora_alpha),
+                lora_dropout: as_written(self.spec.dropout),
                 use_rslora: self.spec.use_rslora,
                 target_modules: self.spec.sorted_targets().map(|target| target.short_name().into()).collect(),
                 layers_to_transform: Some(self.spec.blocks.clone().collect()),
@@ -100,4 +100,9 @@ fn place(matrix: &FileMatrix, rank: usize, model: &Model) -> Result<AdapterMatri
         return Err(ModelError::TensorShape { name: format!("{}.lora_B", matrix.module), found, expected });
     }
     Ok(AdapterMatrix { block, projection, a: matrix.a.clone(), b: matrix.b.clone() })
+}
+
+/// The number that people wrote: 0.1 rather than the digits of the nearest float32.
+fn as_written(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }

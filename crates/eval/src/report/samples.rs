@@ -23,14 +23,16 @@ impl Sample<'_> {
 }
 
 /// Up to `count` records spread evenly from the oldest to the newest held-out one: chosen by place, never by how
-/// well they turned out. Records for which nothing was generated are not shown.
+/// well they turned out. A text that the person wrote several times is shown once. Records for which nothing was
+/// generated are not shown.
 pub fn samples(evaluation: &Evaluation, count: usize) -> Vec<Sample<'_>> {
     let Some(first) = evaluation.arms.first() else { return Vec::new() };
-    let total = first.rows.len();
-    let count = count.min(total);
-    let place = |index: usize| if count < 2 { total / 2 } else { index * (total - 1) / (count - 1) };
+    let mut seen = std::collections::HashSet::new();
+    let rows: Vec<usize> = (0..first.rows.len()).filter(|row| seen.insert(first.rows[*row].gold.trim())).collect();
+    let count = count.min(rows.len());
+    let place = |index: usize| if count < 2 { rows.len() / 2 } else { index * (rows.len() - 1) / (count - 1) };
     (0..count)
-        .map(place)
+        .map(|index| rows[place(index)])
         .map(|row| Sample {
             id: &first.rows[row].id,
             gold: &first.rows[row].gold,
