@@ -69,6 +69,11 @@ impl Generator {
         self.program.options.context_tokens_max
     }
 
+    /// Work done since the generator was made or last rebuilt for another adapter.
+    pub fn counters(&self) -> Counters {
+        self.ops.counters()
+    }
+
     /// Puts another adapter, or none, in the place of the present one.
     pub fn set_adapter(&mut self, adapter: Option<&AdapterWeights>) -> Result<(), ModelError> {
         let present = self.program.spec.as_ref();

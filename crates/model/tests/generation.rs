@@ -95,6 +95,26 @@ fn greedy_generation_takes_the_most_likely_token_of_the_text_so_far() {
 }
 
 #[test]
+fn what_a_prompt_shares_with_the_text_before_is_not_computed_again() {
+    let model = tiny::model("llama");
+    let mut generator = generator(&model, None, 64);
+    let text = tokens(40);
+    let mut cost = |prompt: &[u32]| {
+        let before = generator.counters().frozen_macs;
+        generator.logits(prompt).expect("logits");
+        generator.counters().frozen_macs - before
+    };
+    let first = cost(&text[..1]);
+    let next_row = cost(&text[..2]);
+    assert_eq!(next_row, first, "one row behind the cache costs as much as one without");
+    let many = cost(&text);
+    assert!(many > 20 * next_row);
+    assert_eq!(cost(&text), next_row, "only the last row runs again");
+    let other: Vec<u32> = text[..30].iter().copied().chain([text[30] ^ 1]).collect();
+    assert_eq!(cost(&other), next_row, "only the row that differs runs");
+}
+
+#[test]
 fn generation_ends_where_it_is_told_to() {
     let model = tiny::model("llama");
     let mut generator = generator(&model, None, 64);
