@@ -16,7 +16,7 @@ use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a block at most.
-pub(super) const BLOCK_ROWS: usize = 84 * ROWS;
+pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
 /// Tiles of W in a block of n.
 const BLOCK_TILES: usize = BLOCK / TILE;
 const PANEL_BYTES: usize = BLOCK_TILES * PANEL_I16;
@@ -652,7 +652,11 @@ impl IntegerKernel for GatherOffsets<'_> {
     }
 }
 
-/// `out[row, g] = Σ_n dY[row, n]·offset[g, n]` for one row tile.
+/// Columns of dY that [`OffsetSums`] takes at a time: the offsets of 32 groups for them (256 KiB) stay in the
+/// second-level cache from one row tile to the next. Part of the numerical contract.
+const OFFSET_CHUNK: usize = 2048;
+
+/// `out[row, g] = Σ_n dY[row, n]·offset[g, n]` for some rows.
 pub(super) struct OffsetSums {
     pub dy: *const f32,
     pub n: usize,
@@ -672,10 +676,12 @@ impl IntegerKernel for OffsetSums {
     unsafe fn run<S: IntegerSimd>(self) {
         // SAFETY: passed on; rows and groups stay inside.
         unsafe {
-            if S::Float::MANY_REGISTERS {
-                self.tiles::<S, 6, 4>();
-            } else {
-                self.tiles::<S, 2, 2>();
+            for start in (0..self.n).step_by(OFFSET_CHUNK) {
+                if S::Float::MANY_REGISTERS {
+                    self.chunk::<S, 6, 4>(start);
+                } else {
+                    self.chunk::<S, 2, 2>(start);
+                }
             }
         }
     }
@@ -683,21 +689,24 @@ impl IntegerKernel for OffsetSums {
 
 impl OffsetSums {
     #[inline(always)]
-    unsafe fn tiles<S: IntegerSimd, const MR: usize, const NG: usize>(&self) {
+    unsafe fn chunk<S: IntegerSimd, const MR: usize, const NG: usize>(&self, start: usize) {
         // SAFETY: passed on.
         unsafe {
             let mut row = 0;
             while row < self.height {
+                let rows = if row + MR <= self.height { MR } else { 1 };
                 let mut group = 0;
-                let whole_rows = row + MR <= self.height;
-                while whole_rows && group + NG <= self.groups {
-                    self.tile::<S, MR, NG>(row, group);
+                while group + NG <= self.groups {
+                    if rows == MR {
+                        self.tile::<S, MR, NG>(start, row, group);
+                    } else {
+                        self.tile::<S, 1, NG>(start, row, group);
+                    }
                     group += NG;
                 }
-                let rows = if whole_rows { MR } else { 1 };
                 for group in group..self.groups {
                     for row in row..row + rows {
-                        self.tile::<S, 1, 1>(row, group);
+                        self.tile::<S, 1, 1>(start, row, group);
                     }
                 }
                 row += rows;
@@ -706,14 +715,15 @@ impl OffsetSums {
     }
 
     #[inline(always)]
-    unsafe fn tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, row: usize, group: usize) {
+    unsafe fn tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, start: usize, row: usize, group: usize) {
         let mut sums = [[S::Float::zero(); NG]; MR];
+        let end = self.n.min(start + OFFSET_CHUNK);
         // SAFETY: rows of dY and of the offsets; the partial load stays inside the row.
         unsafe {
             let dy = self.dy.add((self.first_row + row) * self.n);
             let offsets = self.offsets.add(group * self.padded_n);
-            let mut at = 0;
-            while at + LANES <= self.n {
+            let mut at = start;
+            while at + LANES <= end {
                 let mut parts = [S::Float::zero(); NG];
                 for (g, part) in parts.iter_mut().enumerate() {
                     *part = S::Float::load(offsets.add(g * self.padded_n + at));
@@ -726,9 +736,9 @@ impl OffsetSums {
                 }
                 at += LANES;
             }
-            if at < self.n {
+            if at < end {
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let dy = S::Float::load_partial(dy.add(r * self.n + at), self.n - at);
+                    let dy = S::Float::load_partial(dy.add(r * self.n + at), end - at);
                     for (g, sum) in sums.iter_mut().enumerate() {
                         *sum = dy.mul_add(S::Float::load(offsets.add(g * self.padded_n + at)), *sum);
                     }
@@ -736,7 +746,9 @@ impl OffsetSums {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (g, sum) in sums.iter().enumerate() {
-                    *self.out.add((self.first_row + row + r) * self.groups + group + g) = sum.reduce_add();
+                    let out = self.out.add((self.first_row + row + r) * self.groups + group + g);
+                    let before = if start == 0 { 0.0 } else { *out };
+                    *out = before + sum.reduce_add();
                 }
             }
         }

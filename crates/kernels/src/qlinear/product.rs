@@ -17,6 +17,9 @@ use crate::simd::integer::dispatch;
 /// Most summands of one input gradient: the projections that read one input.
 pub(crate) const SUMMANDS_MAX: usize = 8;
 
+/// Row tiles whose gradients are prepared by one task: they share the offsets in the cache.
+const ROW_TILES_PER_TASK: usize = 7;
+
 /// A raw pointer that tasks on other threads may use: they write disjoint parts.
 #[derive(Clone, Copy)]
 struct Shared<T>(T);
@@ -270,15 +273,19 @@ unsafe fn prepare_gradient<'a>(
         });
     }
     let shared = Shared((dy, input, offsets, sums));
-    pool.run(rows.div_ceil(ROWS), &|row_tile, _| {
+    let row_tiles = rows.div_ceil(ROWS);
+    pool.run(row_tiles.div_ceil(ROW_TILES_PER_TASK), &|task, _| {
         let (dy, input, offsets, sums) = shared.get();
-        // SAFETY: each task writes the integers and sums of its own row tile.
+        let row_tiles = task * ROW_TILES_PER_TASK..row_tiles.min((task + 1) * ROW_TILES_PER_TASK);
+        // SAFETY: each task writes the integers and sums of its own row tiles.
         unsafe {
             let row_maxima = matrix.row_maxima().as_ptr();
-            dispatch(isa, QuantizeGradient { dy, row_maxima, input, row_tile });
+            for row_tile in row_tiles.clone() {
+                dispatch(isa, QuantizeGradient { dy, row_maxima, input, row_tile });
+            }
             if !offsets.is_null() {
-                let first_row = row_tile * ROWS;
-                let height = ROWS.min(rows - first_row);
+                let first_row = row_tiles.start * ROWS;
+                let height = rows.min(row_tiles.end * ROWS) - first_row;
                 let n = input.n;
                 dispatch(isa, OffsetSums { dy, n, offsets, padded_n, groups, first_row, height, out: sums });
             }
