@@ -1,6 +1,6 @@
 //! Training of an adapter on one person's examples, in a run folder that survives anything.
 //!
-//! Read [`trainer`] first: the loop is next examples, forward and backward, clip, update, report. The order of the
+//! Read `trainer.rs` first: the loop is next examples, forward and backward, clip, update, report. The order of the
 //! data ([`order`]), the learning rate ([`schedule`]) and every random choice are pure functions of the configuration
 //! and the number of the update, so that [`state`] needs little and a resumed run ends with the same bytes as one that
 //! was never interrupted, whatever the number of threads.

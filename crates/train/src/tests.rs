@@ -177,10 +177,7 @@ fn a_run_learns_and_leaves_everything_behind() {
     assert_eq!(kinds.first(), Some(&"started"));
     assert_eq!(kinds.last(), Some(&"finished"));
     assert_eq!(kinds.iter().filter(|kind| **kind == "saved").count(), 13);
-    assert_eq!(
-        events.iter().filter(|event| event["event"] == "step").last().unwrap()["eta_seconds"].as_f64(),
-        Some(0.0)
-    );
+    assert_eq!(events.iter().rfind(|event| event["event"] == "step").unwrap()["eta_seconds"].as_f64(), Some(0.0));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! The order of the data, the learning rate and the dropout masks are pure functions of the update's number, so the
 //! state is the number, the adapter's values, both moments of the optimizer, and what the final report needs.
-//! See [`file`] for the bytes on disk.
+//! `state/file.rs` describes the bytes on disk.
 
 pub(crate) mod file;
 
