@@ -15,8 +15,6 @@ pub enum EvalError {
     UnknownArm { name: String, known: String },
     #[error("arm {arm:?} needs {needs}, which was not given")]
     ArmNeeds { arm: &'static str, needs: &'static str },
-    #[error("unknown metric {name:?}; the metrics are {known}")]
-    UnknownMetric { name: String, known: String },
     #[error("arm {arm:?}: {source}")]
     Adapter { arm: &'static str, source: model::ModelError },
     #[error("arm {arm:?}, record {record:?}: {source}")]

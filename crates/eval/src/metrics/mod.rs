@@ -98,17 +98,6 @@ pub fn text_metrics() -> &'static [&'static Metric] {
     &METRICS[..4]
 }
 
-impl Metric {
-    pub fn by_name(name: &str) -> Option<&'static Metric> {
-        METRICS.iter().copied().find(|metric| metric.name == name)
-    }
-
-    /// Whether the metric reads generated text (all but the loss do).
-    pub fn needs_generation(&self) -> bool {
-        self.name != loss_per_answer_token::METRIC.name
-    }
-}
-
 impl std::fmt::Debug for Metric {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(self.name)
