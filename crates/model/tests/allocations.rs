@@ -1,50 +1,16 @@
 //! A step takes no memory but what was planned: allocations are counted.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
-use kernels::{AdamWParameters, Precision};
+use kernels::{AdamWParameters, CountingAllocator, Precision};
 use model::{Projection, Recompute, StepOptions};
 
 use crate::tiny;
 
-/// The system's allocator with a count of the calls of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on unchanged; counting touches a thread-local number only.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(start, layout) }
-    }
-    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: as above.
-        unsafe { System.realloc(start, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn the_counter_counts() {
-    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
+    assert_eq!(CountingAllocator::count(|| drop(std::hint::black_box(Box::new(1)))), 1);
 }
 
 #[test]
@@ -60,7 +26,7 @@ fn a_step_allocates_nothing() {
                 let mut options = StepOptions { recompute, ..tiny::options(precision) };
                 options.ops.threads = threads;
                 let mut session = tiny::session(&model, &adapter, options);
-                let found = allocations(|| {
+                let found = CountingAllocator::count(|| {
                     session.zero_gradients();
                     session.step(&tokens, &mask, 1.0, 1).expect("a step");
                     session.step(&tokens[..12], &mask[..12], 1.0, 2).expect("a step");

@@ -37,7 +37,9 @@ pub fn arms(names: Option<&[String]>, adapter: bool, other_adapter: bool) -> Res
     for name in names {
         let arm = Arm::by_name(name).map_err(|error| Failure::usage(error.to_string()))?;
         if !possible(arm) {
-            return Err(Failure::usage(format!("arm {name} needs an adapter that was not given (--adapter, --other-run)")));
+            return Err(Failure::usage(format!(
+                "arm {name} needs an adapter that was not given (--adapter, --other-run)"
+            )));
         }
         if !arms.contains(&arm) {
             arms.push(arm);

@@ -15,7 +15,11 @@ impl HoldOut {
     pub fn parse(text: &str) -> Result<HoldOut, String> {
         let value: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
         let valid = (0.0..1.0).contains(&value) || (value >= 1.0 && value.fract() == 0.0 && value <= 1e9);
-        if valid { Ok(HoldOut(value)) } else { Err("expected a share from 0 to 0.9, or a whole number of records".into()) }
+        if valid {
+            Ok(HoldOut(value))
+        } else {
+            Err("expected a share from 0 to 0.9, or a whole number of records".into())
+        }
     }
 
     pub fn rule(self) -> HeldOut {
@@ -51,18 +55,24 @@ pub fn prepare(
     let retriever = Retriever::new(&seen);
     let options = example_options(config);
     let mut left_out: Vec<LeftOut> = (history.skipped.iter())
-        .map(|skipped| LeftOut { place: format!("{}:{}", skipped.file.display(), skipped.line), reason: skipped.reason.clone() })
+        .map(|skipped| LeftOut {
+            place: format!("{}:{}", skipped.file.display(), skipped.line),
+            reason: skipped.reason.clone(),
+        })
         .collect();
     let mut examples = Vec::new();
     for record in &seen {
         match data::build_example(&bench.text, record, &retriever, &options) {
             Ok(example) => examples.push(example),
-            Err(error) => left_out
-                .push(LeftOut { place: format!("{}:{}", record.file.display(), record.line), reason: error.to_string() }),
+            Err(error) => left_out.push(LeftOut {
+                place: format!("{}:{}", record.file.display(), record.line),
+                reason: error.to_string(),
+            }),
         }
     }
     if examples.is_empty() {
-        let reasons = left_out.first().map_or_else(String::new, |first| format!(" ({}: {})", first.place, first.reason));
+        let reasons =
+            left_out.first().map_or_else(String::new, |first| format!(" ({}: {})", first.place, first.reason));
         return Err(Failure::input(format!("no record of {} gives an example to train on{reasons}", seen.len())));
     }
     let validation = examples.split_off(examples.len() - config.validation_records(examples.len()));
@@ -108,7 +118,10 @@ impl Preparation {
             count(self.held_out.len())
         ));
         if self.truncated() > 0 {
-            terminal.line(format!("  {} were cut to fit (retrieved text first, then context, never the answer)", count(self.truncated())));
+            terminal.line(format!(
+                "  {} were cut to fit (retrieved text first, then context, never the answer)",
+                count(self.truncated())
+            ));
         }
         if !self.left_out.is_empty() {
             terminal.line(format!("  {} left out:", count(self.left_out.len())));

@@ -92,7 +92,8 @@ impl Serving {
         let weights = adapter.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
         let context = context_tokens(arguments, &bench)?;
         let generator_options = GeneratorOptions { ops: arguments.compute.options()?, context_tokens_max: context };
-        let generator = Generator::new(bench.model.clone(), weights.as_ref(), generator_options).bad_input("cannot answer")?;
+        let generator =
+            Generator::new(bench.model.clone(), weights.as_ref(), generator_options).bad_input("cannot answer")?;
         let sampling = SamplingOptions {
             tokens_max: arguments.max_tokens,
             temperature: arguments.temperature,
@@ -109,11 +110,8 @@ impl Serving {
             }
             _ => (Retriever::none(), data::DEFAULT_USER.to_owned()),
         };
-        let options = ExampleOptions {
-            tokens_max: context,
-            retrieved_records: arguments.retrieve,
-            ..ExampleOptions::default()
-        };
+        let options =
+            ExampleOptions { tokens_max: context, retrieved_records: arguments.retrieve, ..ExampleOptions::default() };
         Ok(Self { bench, retriever, user, options, adapter, generator, sampling })
     }
 

@@ -25,7 +25,10 @@ pub struct RunInputs {
 impl RunInputs {
     pub fn of(run: &RunFolder) -> Result<Self, Failure> {
         serde_json::from_value(run.inputs().clone()).map_err(|error| {
-            Failure::input(format!("{}: run.json does not say what the run was made from: {error}", run.path().display()))
+            Failure::input(format!(
+                "{}: run.json does not say what the run was made from: {error}",
+                run.path().display()
+            ))
         })
     }
 }
@@ -116,7 +119,7 @@ pub fn train_with_progress(
     };
     let outcome = train::train(&inputs, &mut observer);
     bar.finish_and_clear();
-    Ok(outcome.map_err(training_failure)?)
+    outcome.map_err(training_failure)
 }
 
 /// Configuration, data and folder are the user's to mend; the rest is the machine's or the numbers' fault.
@@ -126,8 +129,15 @@ fn training_failure(error: train::TrainError) -> Failure {
         Example { .. } | LossNotFinite { .. } | GradientNotFinite { .. } | NoGradient { .. } | File(_) | Adapter(_) => {
             ExitStatus::Failed
         }
-        NoExamples | NothingSupervised { .. } | TooLong { .. } | MaskLength { .. } | Begun { .. } | Mismatch { .. }
-        | Config(_) | Model(_) | Run(_) => ExitStatus::BadInput,
+        NoExamples
+        | NothingSupervised { .. }
+        | TooLong { .. }
+        | MaskLength { .. }
+        | Begun { .. }
+        | Mismatch { .. }
+        | Config(_)
+        | Model(_)
+        | Run(_) => ExitStatus::BadInput,
     };
     Failure { exit, error: error.into() }
 }
@@ -182,7 +192,10 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal
         human_seconds(outcome.seconds)
     ));
     if let (Some(before), Some(best)) = (outcome.validation_before, outcome.validation_best) {
-        terminal.line(format!("  held-out loss {before:.3} before, {:.3} with the best adapter (update {})", best.loss, best.step));
+        terminal.line(format!(
+            "  held-out loss {before:.3} before, {:.3} with the best adapter (update {})",
+            best.loss, best.step
+        ));
     }
     let run_path = run.path().display();
     if outcome.end == RunEnd::Interrupted {

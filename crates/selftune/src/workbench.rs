@@ -97,11 +97,8 @@ pub struct Workbench {
 impl Workbench {
     pub fn open(choice: &ModelChoice, no_cache: bool, terminal: &Terminal) -> Result<Self, Failure> {
         let cache = if no_cache { CacheMode::Off } else { CacheMode::BesideModel };
-        let options = LoadOptions {
-            quantize_bits: choice.quantize_bits,
-            quantize_group_size: choice.quantize_group_size,
-            cache,
-        };
+        let options =
+            LoadOptions { quantize_bits: choice.quantize_bits, quantize_group_size: choice.quantize_group_size, cache };
         let bar = terminal.bytes_bar(0, "load model");
         let shown = |progress: &LoadProgress| {
             bar.set_length(progress.bytes_total);
@@ -111,9 +108,8 @@ impl Workbench {
             .bad_input(format!("cannot use the model {}", choice.path.display()))?;
         bar.finish_and_clear();
         let text_options = TextOptions::new(choice.date);
-        let text =
-            TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
-                .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
+        let text = TextPipeline::new(&loaded.tokenizer, loaded.chat_template.as_deref(), &loaded.special, text_options)
+            .bad_input(format!("cannot use the tokenizer of {}", choice.path.display()))?;
         let model_name = model_name(&choice.path, loaded.source.name.as_deref());
         let model = Model::from_loaded(loaded).bad_input(format!("cannot use the model {}", choice.path.display()))?;
         terminal.remark(format!(
@@ -126,7 +122,8 @@ impl Workbench {
 
     /// Reads an adapter folder (PEFT or MLX layout) for this model.
     pub fn adapter(&self, folder: &Path) -> Result<AdapterWeights, Failure> {
-        let file = formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
+        let file =
+            formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
         AdapterWeights::from_file(&file, &self.model).bad_input(format!("cannot use the adapter {}", folder.display()))
     }
 }
@@ -136,7 +133,9 @@ impl Workbench {
 fn model_name(path: &Path, inside: Option<&str>) -> String {
     let inside = inside.filter(|name| path.is_dir() && !name.is_empty()).map(str::to_owned);
     let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
-    inside.or_else(|| stem.map(|stem| stem.to_string_lossy().into_owned())).unwrap_or_else(|| path.display().to_string())
+    inside
+        .or_else(|| stem.map(|stem| stem.to_string_lossy().into_owned()))
+        .unwrap_or_else(|| path.display().to_string())
 }
 
 /// Which records of which person.

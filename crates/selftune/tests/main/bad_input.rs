@@ -40,7 +40,8 @@ fn truncated_weights() {
 #[test]
 fn histories_that_cannot_be_used() {
     let place = Place::new();
-    let train = |data: &'static str| [&["train", "--model", "model", "--output", "run", "--data", data], SHORT].concat();
+    let train =
+        |data: &'static str| [&["train", "--model", "model", "--output", "run", "--data", data], SHORT].concat();
     place.refuses(&train("missing.jsonl"), 3, &["missing.jsonl"]);
     place.write("empty.jsonl", "");
     place.refuses(&train("empty.jsonl"), 3, &["empty.jsonl"]);
@@ -58,7 +59,10 @@ fn histories_that_cannot_be_used() {
     assert!(!place.path("run").exists(), "nothing is begun with bad input");
 
     let skipped = place.json(&[&train("broken.jsonl")[..], &["--skip-bad-lines", "--hold-out", "0"]].concat());
-    assert_eq!(skipped["data"]["left_out"][0]["place"].as_str().map(|text| text.ends_with("broken.jsonl:4")), Some(true));
+    assert_eq!(
+        skipped["data"]["left_out"][0]["place"].as_str().map(|text| text.ends_with("broken.jsonl:4")),
+        Some(true)
+    );
 }
 
 #[test]
@@ -72,8 +76,16 @@ fn settings_that_are_not_possible() {
     place.refuses(&with("adapted_blocks=9"), 3, &["adapted_blocks", "2"]);
     place.refuses(&with("tokens_max=0"), 3, &["tokens_max"]);
     place.write("settings.toml", "rank = 8\nranks = 9\n");
-    place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "-c", "settings.toml"], 3, &["ranks", "rank"]);
-    place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "--threads", "0", "--hold-out", "1.5"], 2, &["hold-out"]);
+    place.refuses(
+        &["train", "--model", "model", "--data", "history.jsonl", "-c", "settings.toml"],
+        3,
+        &["ranks", "rank"],
+    );
+    place.refuses(
+        &["train", "--model", "model", "--data", "history.jsonl", "--threads", "0", "--hold-out", "1.5"],
+        2,
+        &["hold-out"],
+    );
     place.refuses(&["generate", "--model", "model", "hi", "--threads", "0"], 2, &["--threads 0"]);
     place.refuses(&["generate", "--model", "model", "hi", "--context", "99999999"], 2, &["--context"]);
     place.refuses(&["train"], 2, &["--model"]);

@@ -17,7 +17,9 @@ fn trained() -> Place {
 #[test]
 fn a_run_is_trained_inspected_evaluated_and_used() {
     let place = trained();
-    for file in ["run/adapter/best/adapter_model.safetensors", "run/adapter/last/adapter_config.json", "run/report.html"] {
+    for file in
+        ["run/adapter/best/adapter_model.safetensors", "run/adapter/last/adapter_config.json", "run/report.html"]
+    {
         assert!(place.path(file).is_file(), "{file}");
     }
     #[cfg(unix)]
@@ -33,7 +35,8 @@ fn a_run_is_trained_inspected_evaluated_and_used() {
 
     let other = ["train", "--model", "model", "--data", "history.jsonl", "--output", "other", "--set", "seed=5"];
     place.json(&[&other, SHORT].concat());
-    let evaluation = place.json(&["eval", "--run", "run", "--other-run", "other", "--max-tokens", "4", "--retrieve", "1"]);
+    let evaluation =
+        place.json(&["eval", "--run", "run", "--other-run", "other", "--max-tokens", "4", "--retrieve", "1"]);
     let arms = evaluation["arms"].as_array().expect("arms");
     let names: Vec<_> = arms.iter().map(|arm| arm["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["base", "retrieval", "adapter", "adapter_retrieval", "other_adapter"]);
@@ -73,7 +76,8 @@ fn chat_reads_turns_and_answers_each() {
 #[test]
 fn the_plan_and_the_settings_are_shown_without_training() {
     let place = Place::new();
-    let plan = place.json(&["train", "--model", "model", "--data", "history.jsonl", "--dry-run", "--set", "tokens_max=200"]);
+    let plan =
+        place.json(&["train", "--model", "model", "--data", "history.jsonl", "--dry-run", "--set", "tokens_max=200"]);
     assert!(plan["plan"]["updates"].as_u64() > Some(0) && plan["plan"]["memory_total_bytes"].as_u64() > Some(0));
     assert!(!place.path("runs").exists(), "a dry run writes nothing");
     let train = ["train", "--model", "model", "--data", "history.jsonl", "--settings", "--preset", "paper"];
@@ -107,9 +111,17 @@ fn commits_of_a_repository_become_a_history() {
     assert_eq!(imported["records"], 3);
     let text = std::fs::read_to_string(place.path("ann.jsonl")).expect("a history");
     assert!(text.contains("\"code: add number 0\"") && text.contains("number_2"), "{text}");
-    place.refuses(&["import", "git", "--repo", "repo", "--author", "ann", "--output", "ann.jsonl"], 2, &["exists already"]);
+    place.refuses(
+        &["import", "git", "--repo", "repo", "--author", "ann", "--output", "ann.jsonl"],
+        2,
+        &["exists already"],
+    );
     place.refuses(&["import", "git", "--repo", "repo", "--author", "bob", "--output", "bob.jsonl"], 3, &["Ann"]);
-    place.refuses(&["import", "git", "--repo", "model", "--author", "ann", "--output", "x.jsonl"], 3, &["not a git repository"]);
+    place.refuses(
+        &["import", "git", "--repo", "model", "--author", "ann", "--output", "x.jsonl"],
+        3,
+        &["not a git repository"],
+    );
 }
 
 #[test]

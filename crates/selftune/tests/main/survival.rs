@@ -6,8 +6,21 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const TRAIN: &[&str] = &[
-    "train", "--model", "model", "--data", "history.jsonl", "--set", "passes=30", "--set", "tokens_max=200",
-    "--set", "save_every_steps=1", "--set", "dropout=0.1", "--threads", "1",
+    "train",
+    "--model",
+    "model",
+    "--data",
+    "history.jsonl",
+    "--set",
+    "passes=30",
+    "--set",
+    "tokens_max=200",
+    "--set",
+    "save_every_steps=1",
+    "--set",
+    "dropout=0.1",
+    "--threads",
+    "1",
 ];
 
 fn adapters(run: &Path) -> [Vec<u8>; 2] {
@@ -19,12 +32,8 @@ fn adapters(run: &Path) -> [Vec<u8>; 2] {
 
 /// Starts the program and kills it after `delay`. Returns whether it was still running.
 fn start_and_kill(place: &Place, arguments: &[&str], delay: Duration) -> bool {
-    let mut child = place
-        .command(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the program starts");
+    let mut child =
+        place.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts");
     std::thread::sleep(delay);
     let running = child.try_wait().expect("its status").is_none();
     child.kill().expect("killed");
@@ -49,7 +58,11 @@ fn killed_runs_end_with_the_same_bytes() {
             // Killed before anything was written: nothing to resume, so the run starts anew.
             let _ = std::fs::remove_dir_all(place.path("killed"));
         }
-        kills += usize::from(start_and_kill(&place, arguments, Duration::from_secs_f64(whole_s * share + 0.01 * index as f64)));
+        kills += usize::from(start_and_kill(
+            &place,
+            arguments,
+            Duration::from_secs_f64(whole_s * share + 0.01 * index as f64),
+        ));
     }
     assert!(kills >= 2, "the run was too short to be killed: {whole_s} s");
     if place.path("killed/config.json").exists() {
@@ -68,7 +81,19 @@ fn killed_runs_end_with_the_same_bytes() {
 #[test]
 fn a_finished_run_resumes_to_itself_and_a_changed_history_is_refused() {
     let place = Place::new();
-    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "run", "--set", "passes=1", "--set", "tokens_max=200"];
+    let train = [
+        "train",
+        "--model",
+        "model",
+        "--data",
+        "history.jsonl",
+        "--output",
+        "run",
+        "--set",
+        "passes=1",
+        "--set",
+        "tokens_max=200",
+    ];
     place.json(&train);
     let before = adapters(&place.path("run"));
     place.json(&["train", "--resume", "run"]);
