@@ -154,6 +154,8 @@ impl InputGradTask<'_> {
         let prefetch_lines = (lines * BLOCK_TILES).div_ceil(self.rows.div_ceil(ROWS));
         let offset_stride = format.header.column_tiles() * format.groups;
         let zeros = [0f32; GROUPS_MAX];
+        // More integers than stay in a 2 MiB cache from one column tile to the next.
+        let streams = self.rows * input.tiles * TILE * size_of::<i16>() > 1 << 20;
         // SAFETY: tiles, integers and rows stay inside their buffers by the loops' bounds.
         unsafe {
             for block in 0..blocks {
@@ -196,6 +198,13 @@ impl InputGradTask<'_> {
                         (line, next) = (line + 1, next.wrapping_add(VECTOR));
                     }
                     let integers = input.integers.add(input.place(block, first_row));
+                    if streams {
+                        // The row tile after the next, which follows in memory.
+                        let ahead = integers.wrapping_add(2 * ROWS * width).cast::<u8>();
+                        for line in 0..ROWS * BLOCK * size_of::<i16>() / VECTOR {
+                            S::prefetch(ahead.wrapping_add(line * VECTOR));
+                        }
+                    }
                     let fold = Fold { height, width, small, integers, buffers };
                     let start = match (first && block == 0, summand.offsets.is_null()) {
                         (false, _) => Start::Sums,
