@@ -55,6 +55,9 @@ pub fn known_model_path(model: &KnownModel) -> Result<PathBuf, Failure> {
     Ok(models_folder()?.join(model.name).join(file))
 }
 
+/// Lies in a snapshot of a hub repository once all its files are there and checked.
+pub const COMPLETE_MARK: &str = ".selftune-complete";
+
 /// Where the snapshots of a hub repository lie, newest first.
 fn hub_snapshots(repository: &str) -> Result<Vec<PathBuf>, Failure> {
     let folder = models_folder()?.join("hub").join(format!("models--{}", repository.replace('/', "--")));
@@ -79,7 +82,8 @@ pub fn resolve(model: &str) -> Result<PathBuf, Failure> {
     if is_hub_name(repository) {
         for snapshot in hub_snapshots(repository)? {
             match file {
-                None => return Ok(snapshot),
+                None if snapshot.join(COMPLETE_MARK).exists() => return Ok(snapshot),
+                None => {}
                 Some(file) if snapshot.join(file).exists() => return Ok(snapshot.join(file)),
                 Some(_) => {}
             }

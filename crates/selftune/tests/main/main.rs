@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod commands;
+mod hub;
 mod real_model;
 mod survival;
 mod tiny;

@@ -30,11 +30,21 @@ fn adapters(run: &Path) -> [Vec<u8>; 2] {
     })
 }
 
-/// Starts the program and kills it after `delay`. Returns whether it was still running.
-fn start_and_kill(place: &Place, arguments: &[&str], delay: Duration) -> bool {
+/// Updates that the run has reported so far.
+fn updates(run: &Path) -> usize {
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    metrics.lines().filter(|line| line.contains("\"event\":\"step\"")).count()
+}
+
+/// Starts the program and kills it as soon as it has reported `count` updates. Returns whether it was still running.
+fn start_and_kill(place: &Place, arguments: &[&str], count: usize) -> bool {
     let mut child =
         place.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts");
-    std::thread::sleep(delay);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while updates(&place.path("killed")) < count && child.try_wait().expect("its status").is_none() {
+        assert!(Instant::now() < deadline, "no progress");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let running = child.try_wait().expect("its status").is_none();
     child.kill().expect("killed");
     child.wait().expect("it is gone");
@@ -44,38 +54,21 @@ fn start_and_kill(place: &Place, arguments: &[&str], delay: Duration) -> bool {
 #[test]
 fn killed_runs_end_with_the_same_bytes() {
     let place = Place::new();
-    let start = Instant::now();
     place.json(&[TRAIN, &["--output", "whole"]].concat());
-    let whole_s = start.elapsed().as_secs_f64();
+    let total = updates(&place.path("whole"));
+    assert!(total >= 300, "{total} updates");
 
     let first = [TRAIN, &["--output", "killed"]].concat();
     let resume = ["train", "--resume", "killed"];
     let mut kills = 0;
-    for (index, share) in [0.25, 0.4, 0.33, 0.45].into_iter().enumerate() {
-        let begun = place.path("killed/config.json").exists();
-        let arguments: &[&str] = if begun { &resume } else { &first };
-        if !begun {
-            // Killed before anything was written: nothing to resume, so the run starts anew.
-            let _ = std::fs::remove_dir_all(place.path("killed"));
-        }
-        kills += usize::from(start_and_kill(
-            &place,
-            arguments,
-            Duration::from_secs_f64(whole_s * share + 0.01 * index as f64),
-        ));
+    for (index, count) in [1, total / 5, total / 5 + 7, total / 2, total * 4 / 5].into_iter().enumerate() {
+        let arguments: &[&str] = if index > 0 { &resume } else { &first };
+        kills += usize::from(start_and_kill(&place, arguments, count));
     }
-    assert!(kills >= 2, "the run was too short to be killed: {whole_s} s");
-    if place.path("killed/config.json").exists() {
-        place.json(&resume);
-    } else {
-        place.json(&first);
-    }
+    assert!(kills >= 4, "only {kills} kills hit a running program");
+    place.json(&resume);
     assert_eq!(adapters(&place.path("whole")), adapters(&place.path("killed")));
-    let steps = |run: &str| {
-        let metrics = std::fs::read_to_string(place.path(run).join("metrics.jsonl")).expect("metrics");
-        metrics.lines().filter(|line| line.contains("\"event\":\"step\"")).count()
-    };
-    assert_eq!(steps("whole"), steps("killed"), "every update is reported once");
+    assert_eq!(updates(&place.path("killed")), total, "every update is reported once");
 }
 
 #[test]
