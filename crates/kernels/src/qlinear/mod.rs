@@ -14,6 +14,7 @@ pub(crate) mod cases;
 mod forward;
 mod input_grad;
 mod layout;
+mod offsets;
 mod packed;
 mod product;
 #[cfg(test)]

@@ -7,8 +7,9 @@ use super::activations::{
     BLOCK, ForwardInput, GRADIENT_A8_MAX, GRADIENT_A16_MAX, GradientInput, QuantizeForward, QuantizeGradient, ROWS,
 };
 use super::forward::{self, ForwardTask};
-use super::input_grad::{self, GatherOffsets, InputGradTask, OffsetSums, Summand};
+use super::input_grad::{self, InputGradTask, Summand};
 use super::layout::TILE;
+use super::offsets::{GatherOffsets, OffsetSums};
 use super::packed::{PackedHeader, PackedMatrix};
 use crate::ops::{Carver, OpsOptions, Precision, scratch_size};
 use crate::pool::Pool;
