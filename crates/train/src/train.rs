@@ -136,7 +136,7 @@ pub(crate) fn train_learner<L: Learner>(
             base_name: begin.base_name,
             receipt: Receipt {
                 examples: list.training.into_iter().map(|example| example.sha256).collect(),
-                config: begin.config.to_map(),
+                config: begin.config.results_map(),
             },
         },
         tokens_total: plan.tokens_total,

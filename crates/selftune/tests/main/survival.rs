@@ -58,7 +58,8 @@ fn killed_runs_end_with_the_same_bytes() {
     let total = updates(&place.path("whole"));
     assert!(total >= 300, "{total} updates");
 
-    let first = [TRAIN, &["--output", "killed"]].concat();
+    // How often the state is saved changes no result, so the other run may do it otherwise.
+    let first = [TRAIN, &["--output", "killed", "--set", "save_sync=false"]].concat();
     let resume = ["train", "--resume", "killed"];
     let mut kills = 0;
     for (index, count) in [1, total / 5, total / 5 + 7, total / 2, total * 4 / 5].into_iter().enumerate() {

@@ -112,6 +112,14 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// The keys that results depend on, with their values: what an adapter remembers of its making, so that the same
+    /// training gives the same file.
+    pub fn results_map(&self) -> serde_json::Map<String, serde_json::Value> {
+        let mut map = self.to_map();
+        map.retain(|key, _| !KEYS_WITHOUT_EFFECT_ON_RESULTS.contains(&key.as_str()));
+        map
+    }
+
     /// The adapter that this configuration asks of `model`, or why that is not possible.
     pub fn adapter_spec(&self, model: &ModelConfig) -> Result<AdapterSpec, ConfigError> {
         let blocks = model.blocks.len();
