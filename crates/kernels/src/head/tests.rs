@@ -1,7 +1,7 @@
-use super::reference;
+use super::{CHUNK_TILES, reference};
 use crate::ops::Precision;
 use crate::qlinear::cases::{Random as Codes, random_matrix};
-use crate::qlinear::{PackedMatrix, ScaleType};
+use crate::qlinear::{PackedMatrix, ScaleType, TILE};
 use crate::testing::*;
 use std::cell::RefCell;
 
@@ -24,7 +24,7 @@ const CASES: [Case; 9] = [
     Case { vocabulary: 200, width: 128, rows: 0, bits: 4, group_size: 128, size: 1.0 },
     Case { vocabulary: 2048, width: 64, rows: 3, bits: 4, group_size: 64, size: 20.0 },
     Case { vocabulary: 2049, width: 64, rows: 4, bits: 5, group_size: 32, size: 300.0 },
-    Case { vocabulary: 6000, width: 32, rows: 2, bits: 4, group_size: 32, size: 50.0 },
+    Case { vocabulary: 6000, width: 32, rows: 9, bits: 4, group_size: 32, size: 50.0 },
     Case { vocabulary: 70, width: 16, rows: 1010, bits: 4, group_size: 16, size: 20.0 },
 ];
 
@@ -69,12 +69,14 @@ fn run(name: &str, case: &Case, inputs: &Inputs, precision: Precision, factor: O
 #[test]
 fn losses_and_gradients_equal_the_reference() {
     const FACTOR: f32 = 0.37;
+    let mut growing_rows = 0;
     for (index, case) in CASES.iter().enumerate() {
         let inputs = inputs(case, index as u64 + 1);
         let (v, d) = (case.vocabulary, case.width);
         let hidden = to_f64(&inputs.hidden);
         let (losses, gradient) = reference::losses_and_gradient(&inputs.dense, &hidden, &inputs.targets, v, d);
         let gradient: Vec<f64> = gradient.iter().map(|x| x * f64::from(FACTOR)).collect();
+        growing_rows += rows_with_growing_maximum(&inputs.dense, &hidden, d);
         let largest_weight = inputs.dense.iter().fold(0f64, |max, w| max.max(w.abs()));
         // A logit is a sum of d products of this size at most.
         let logit = largest_weight * f64::from(case.size) * d as f64;
@@ -104,6 +106,17 @@ fn losses_and_gradients_equal_the_reference() {
             assert!(untouched.iter().all(|x| x.is_nan()), "{name}: a gradient was written");
         }
     }
+    // Otherwise nothing above tells whether sums follow the maximum.
+    assert!(growing_rows >= 3, "the maximum grows after the first chunk in {growing_rows} rows");
+}
+
+/// Rows whose largest logit is beyond the first chunk.
+fn rows_with_growing_maximum(weight: &[f64], hidden: &[f64], width: usize) -> usize {
+    let largest = |hidden: &[f64]| {
+        let logit = |row: &[f64]| weighted_sum(row, hidden);
+        weight.chunks(width).map(logit).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(word, _)| word)
+    };
+    hidden.chunks(width).filter(|hidden| largest(hidden) >= CHUNK_TILES * TILE).count()
 }
 
 #[test]
