@@ -6,6 +6,8 @@
 //! `dX += (q_scale · largest) · Σ_n z·code` needs no floats inside the sum. dY is quantized once for all groups.
 //! The offsets are a thin product of their own in float32, `dX[:, k in g] += Σ_n dY·(bias + centre·scale)`.
 
+mod prepare;
+
 use super::activations::{BLOCK, GradientInput, ROWS};
 use super::forward::{FloatDots, UnpackExact};
 use super::layout::TILE;
@@ -14,6 +16,7 @@ use super::unpack::{self, ACROSS, GROUPS_MAX, PANEL_I8, PANEL_I16, PANEL_ROW, Ti
 use crate::ops::{Carver, Precision, scratch_size};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
+use prepare::{ColumnSums, Fold, FoldGroups, PrepareFolds, UnpackInputGrad};
 
 /// Rows of a block at most.
 pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
@@ -298,148 +301,6 @@ pub(super) unsafe fn tile_of(matrix: &PackedMatrix, row_tile: usize, column_tile
     let header = matrix.header();
     // SAFETY: the caller names a tile of the matrix.
     unsafe { matrix.tiles().as_ptr().add((row_tile * header.column_tiles() + column_tile) * header.tile_bytes()) }
-}
-
-/// The folded scales of one block and tile: `folds` [group][128] and, per group, the factor of the dot products.
-struct PrepareFolds<'a> {
-    summand: &'a Summand<'a>,
-    format: TileFormat,
-    tile: usize,
-    block: usize,
-    small: bool,
-    buffers: &'a Buffers,
-    factors: &'a mut [f32; GROUPS_MAX],
-}
-
-impl IntegerKernel for PrepareFolds<'_> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: IntegerSimd>(self) {
-        let width = self.summand.input.block_width(self.block);
-        let inverse_maxima = self.summand.matrix.row_maxima_inverse()[self.block * BLOCK..].as_ptr();
-        let fold_max = if self.small { FOLD_A8 } else { FOLD_A16 };
-        let header = &self.format.header;
-        let value_bytes = header.scale_type.bytes();
-        // SAFETY: scales follow the codes of each tile; width is at most 128.
-        unsafe {
-            for group in 0..self.format.groups {
-                let mut ratios = [S::Float::zero(); BLOCK / LANES];
-                let mut largest = S::zero();
-                for (v, ratio) in ratios.iter_mut().enumerate().take(width / LANES) {
-                    let tile = tile_of(self.summand.matrix, self.block * BLOCK_TILES + v / ACROSS, self.tile);
-                    let place = (group * 2 * TILE + v % ACROSS * LANES) * value_bytes;
-                    let scale = S::load_scales(header.scale_type, tile.add(header.code_bytes() + place));
-                    *ratio = scale * S::Float::load(inverse_maxima.add(v * LANES));
-                    largest = largest.max_magnitude(*ratio);
-                }
-                let largest = f32::from_bits(largest.reduce_max_u32());
-                let (fold, factor) =
-                    if largest > 0.0 { (fold_max / largest, largest * (32768.0 / fold_max)) } else { (0.0, 0.0) };
-                self.factors[group] = factor;
-                for (v, ratio) in ratios.iter().enumerate().take(width / LANES) {
-                    let to = self.buffers.folds.add(group * BLOCK + v * LANES);
-                    S::from_float(*ratio * S::Float::splat(fold)).store_as_i16(to.cast());
-                }
-            }
-        }
-    }
-}
-
-struct UnpackInputGrad {
-    format: TileFormat,
-    tile: *const u8,
-    small: bool,
-    out: *mut u8,
-}
-impl IntegerKernel for UnpackInputGrad {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: IntegerSimd>(self) {
-        // SAFETY: passed on.
-        unsafe {
-            if self.small {
-                unpack::input_grad_i8::<S>(&self.format, self.tile, self.out);
-            } else {
-                unpack::input_grad_i16::<S>(&self.format, self.tile, self.out);
-            }
-        }
-    }
-}
-
-/// -128 times the sum of every panel column: folded bytes are raised by 128 to be unsigned.
-struct ColumnSums<'a> {
-    width: usize,
-    buffers: &'a Buffers,
-}
-impl IntegerKernel for ColumnSums<'_> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: IntegerSimd>(self) {
-        let ones = S::splat_i8(1);
-        // SAFETY: the panel has width / 4 rows.
-        unsafe {
-            for v in 0..ACROSS {
-                let mut sum = S::zero();
-                for step in 0..self.width / 4 {
-                    let codes = S::load(self.buffers.panel.add(step * PANEL_ROW + v * VECTOR));
-                    // One times any code fits 16 bits, so wide codes need no care here.
-                    sum = sum.dot_u8::<false>(ones, codes);
-                }
-                let mut values = [0i32; LANES];
-                sum.store(values.as_mut_ptr().cast());
-                for (i, value) in values.iter().enumerate() {
-                    *self.buffers.column_sums.add(v * LANES + i) = value.wrapping_mul(-128);
-                }
-            }
-        }
-    }
-}
-
-/// Folds the scales of every group into the integers of one row tile.
-#[derive(Clone, Copy)]
-struct Fold<'a> {
-    height: usize,
-    width: usize,
-    small: bool,
-    integers: *const i16,
-    buffers: &'a Buffers,
-}
-
-struct FoldGroups<'a, const G: usize>(Fold<'a>);
-
-impl<const G: usize> IntegerKernel for FoldGroups<'_, G> {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: IntegerSimd>(self) {
-        // i16 of two vectors.
-        const STEP: usize = 64;
-        let f = self.0;
-        let raise = S::splat_i8(-128);
-        // SAFETY: width is 64 or 128, a multiple of the step.
-        unsafe {
-            for at in (0..f.width).step_by(STEP) {
-                let mut folds = [[S::zero(); 2]; G];
-                for (group, folds) in folds.iter_mut().enumerate() {
-                    let from = f.buffers.folds.add(group * BLOCK + at).cast::<u8>();
-                    *folds = [S::load(from), S::load(from.add(VECTOR))];
-                }
-                for row in 0..f.height {
-                    let from = f.integers.add(row * f.width + at).cast::<u8>();
-                    let (a, b) = (S::load(from), S::load(from.add(VECTOR)));
-                    for (group, folds) in folds.iter().enumerate() {
-                        let (a, b) = (a.multiply_round_i16(folds[0]), b.multiply_round_i16(folds[1]));
-                        let place = (group * ROWS + row) * BLOCK + at;
-                        if f.small {
-                            a.pack_i8(b).xor(raise).store(f.buffers.folded.add(place));
-                        } else {
-                            a.store(f.buffers.folded.add(2 * place));
-                            b.store(f.buffers.folded.add(2 * place + VECTOR));
-                        }
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// What the sums of a row tile start from.
