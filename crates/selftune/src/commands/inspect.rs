@@ -92,8 +92,8 @@ fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outc
         Some(metadata) => {
             field(terminal, "base hash", &metadata.base_content_hash);
             field(terminal, "written by", format!("selftune {}", metadata.selftune_version));
-            if let Some(records) = metadata.receipt.get("records").and_then(|records| records.as_array()) {
-                field(terminal, "receipt", format!("{} records seen", records.len()));
+            if let Some(examples) = metadata.receipt.get("examples").and_then(|examples| examples.as_array()) {
+                field(terminal, "receipt", format!("hashes of the {} examples it saw", examples.len()));
             }
         }
         None => field(terminal, "written by", "another program"),
