@@ -269,7 +269,7 @@ impl RunFolder {
         }
         // The number only serves the message; failing to write it is no reason to stop.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(RunLock { _file: file })
+        Ok(RunLock { file })
     }
 
     fn is_locked(&self) -> bool {
@@ -281,7 +281,14 @@ impl RunFolder {
 /// Holds a run for one process.
 #[derive(Debug)]
 pub(crate) struct RunLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started right now may share the open file for an instant.
+        let _ = self.file.unlock();
+    }
 }
 
 /// The text of a file of ours; none if it does not exist.
