@@ -14,9 +14,10 @@ const HOSTILE: &str = "</title></style><script>alert(1)</script><img src=x onerr
 fn hostile_text_stays_text_wherever_it_stands() {
     let mut evaluation = sample::evaluation(3, [5.0, 4.0, 2.0, 2.0, 3.0]);
     for result in &mut evaluation.arms {
-        for row in &mut result.rows {
+        for (index, row) in result.rows.iter_mut().enumerate() {
             row.id = HOSTILE.into();
-            row.gold = HOSTILE.into();
+            // A text that stands there several times would be shown once.
+            row.gold = format!("{HOSTILE}{index}");
             row.prediction = Some(HOSTILE.into());
         }
     }
