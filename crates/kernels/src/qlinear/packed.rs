@@ -131,7 +131,7 @@ impl PackedHeader {
     }
 }
 
-/// A frozen matrix in the tile layout of [`super::layout`], shared by both directions. Cloning shares the bytes.
+/// A frozen matrix in the tile layout of `qlinear::layout`, shared by both directions. Cloning shares the bytes.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     header: PackedHeader,
@@ -216,7 +216,7 @@ impl PackedMatrix {
         matrix
     }
 
-    /// Writes row `row` as float32, `scale·code + bias` rounded once, into `out` [k_in].
+    /// Writes row `row` as float32, `scale·code + bias` rounded once, into `out`, k_in values.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.header.n_out, "row {row} of {}", self.header.n_out);
         assert_eq!(out.len(), self.header.k_in, "a row has k_in weights");
