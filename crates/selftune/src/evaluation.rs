@@ -4,7 +4,7 @@ use crate::failure::{Failure, InputError};
 use crate::terminal::{BAD, GOOD, QUIET, Terminal};
 use crate::workbench::Workbench;
 use data::{ExampleOptions, Record};
-use eval::{ARMS, Arm, Decision, EvalInputs, Evaluation, Verdict, WhichAdapter};
+use eval::{ARMS, Arm, Decision, EvalError, EvalInputs, Evaluation, Verdict, WhichAdapter};
 use kernels::OpsOptions;
 use model::AdapterWeights;
 use std::ops::ControlFlow;
@@ -68,16 +68,20 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
         if crate::training::stop_asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    evaluation.bad_input("cannot evaluate")
+    match evaluation {
+        Err(EvalError::Stopped) => Err(Failure::interrupted("stopped before every record was asked about")),
+        evaluation => evaluation.bad_input("cannot evaluate"),
+    }
 }
 
-/// Prints the table and the verdict.
-pub fn show(evaluation: &Evaluation, terminal: &Terminal) -> Option<Verdict> {
+/// Prints the table and the verdict, which `cautions` become part of.
+pub fn show(evaluation: &Evaluation, cautions: Vec<String>, terminal: &Terminal) -> Option<Verdict> {
     terminal.heading(format!("{} held-out records", evaluation.query_count()));
     for line in eval::table::arms_table(evaluation, terminal.columns()) {
         terminal.line(format!("  {line}"));
     }
-    let verdict = eval::verdict::judge(evaluation)?;
+    let mut verdict = eval::verdict::judge(evaluation)?;
+    verdict.cautions.extend(cautions);
     let style = if verdict.decision == Decision::Kept { GOOD } else { BAD };
     terminal.line(format!("\n{style}{}{style:#}", verdict.headline));
     for finding in &verdict.findings {

@@ -44,6 +44,10 @@ impl Failure {
     pub fn input(message: impl fmt::Display) -> Self {
         Self { exit: ExitStatus::BadInput, error: anyhow::anyhow!("{message}") }
     }
+    /// Stopped by the user where there is no result to give.
+    pub fn interrupted(message: impl fmt::Display) -> Self {
+        Self { exit: ExitStatus::Interrupted, error: anyhow::anyhow!("{message}") }
+    }
     /// The error with its causes, each once.
     pub fn message(&self) -> String {
         let mut message = String::new();

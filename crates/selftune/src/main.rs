@@ -41,7 +41,9 @@ Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a model, history, adapter or conf
 fn main() -> ExitCode {
     let command_line = CommandLine::parse();
     let terminal = terminal::Terminal::new(&command_line.output);
-    let status = match command_line.command.run(&terminal) {
+    let outcome = command_line.command.run(&terminal);
+    let outcome = outcome.and_then(|status| terminal.output_failure().map_or(Ok(status), Err));
+    let status = match outcome {
         Ok(status) => status,
         Err(failure) => {
             terminal.failure(&failure);

@@ -49,6 +49,22 @@ pub fn models_folder() -> Result<PathBuf, Failure> {
     Ok(home()?.join("models"))
 }
 
+/// The folder of models pulled from a path.
+pub fn local_folder() -> Result<PathBuf, Failure> {
+    Ok(models_folder()?.join("local"))
+}
+
+/// Names of the models pulled from a path.
+pub fn local_models() -> Result<Vec<String>, Failure> {
+    let Ok(entries) = std::fs::read_dir(local_folder()?) else { return Ok(Vec::new()) };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names
+        .filter(|name| !name.starts_with('.') && !name.ends_with(".packed") && !name.ends_with(".cache-index.json"))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Where a known model's file lies once it is pulled.
 pub fn known_model_path(model: &KnownModel) -> Result<PathBuf, Failure> {
     let file = Path::new(model.member).file_name().expect("members name files");
@@ -77,6 +93,9 @@ pub fn resolve(model: &str) -> Result<PathBuf, Failure> {
     if let Some(known) = known_model(model) {
         let path = known_model_path(known)?;
         return if path.exists() { Ok(path) } else { Err(not_pulled(model)) };
+    }
+    if local_models()?.iter().any(|name| name == model) {
+        return Ok(local_folder()?.join(model));
     }
     let (repository, file) = model.split_once(':').map_or((model, None), |(name, file)| (name, Some(file)));
     if is_hub_name(repository) {

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::terminal::{MARK, QUIET, Terminal, human_count};
 use crate::workbench::{HistoryChoice, Workbench};
-use data::{Example, ExampleOptions, HeldOut, History, Record, Retriever};
+use data::{Example, ExampleOptions, HeldOut, History, Record, Retriever, Split};
 use serde::{Deserialize, Serialize};
 use train::TrainConfig;
 
@@ -14,7 +14,7 @@ pub struct HoldOut(pub f64);
 impl HoldOut {
     pub fn parse(text: &str) -> Result<HoldOut, String> {
         let value: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
-        let valid = (0.0..1.0).contains(&value) || (value >= 1.0 && value.fract() == 0.0 && value <= 1e9);
+        let valid = (0.0..=0.9).contains(&value) || (value >= 1.0 && value.fract() == 0.0 && value <= 1e9);
         if valid {
             Ok(HoldOut(value))
         } else {
@@ -22,9 +22,42 @@ impl HoldOut {
         }
     }
 
-    pub fn rule(self) -> HeldOut {
+    fn rule(self) -> HeldOut {
         if self.0 < 1.0 { HeldOut::Fraction(self.0) } else { HeldOut::Count(self.0 as usize) }
     }
+}
+
+/// A history divided by time.
+pub struct Division {
+    /// Training sees these, oldest first.
+    pub seen: Vec<Record>,
+    /// The part given for validation, where the history came divided.
+    pub validation: Option<Vec<Record>>,
+    /// Never trained on.
+    pub held_out: Vec<Record>,
+}
+
+/// Holds out the newest records, or follows the parts of a history that came as train, valid and test files.
+pub fn divide(history: &History, hold_out: HoldOut) -> Result<Division, Failure> {
+    let given = |split| history.given_split(split);
+    let (test, train) = (given(Split::Test), given(Split::Train));
+    if !test.is_empty() && !train.is_empty() {
+        let validation = given(Split::Valid);
+        return Ok(Division {
+            seen: train,
+            validation: Some(validation).filter(|part| !part.is_empty()),
+            held_out: test,
+        });
+    }
+    let (seen, held_out) = history.split_newest(hold_out.rule());
+    if hold_out.0 >= 1.0 && held_out.len() < hold_out.0 as usize {
+        return Err(Failure::input(format!(
+            "--hold-out {} of {} records leaves none to train on",
+            hold_out.0,
+            history.records.len()
+        )));
+    }
+    Ok(Division { seen, validation: None, held_out })
 }
 
 /// A record that gave no example.
@@ -51,7 +84,7 @@ pub fn prepare(
     config: &TrainConfig,
     hold_out: HoldOut,
 ) -> Result<Preparation, Failure> {
-    let (seen, held_out) = history.split_newest(hold_out.rule());
+    let Division { seen, validation: given_validation, held_out } = divide(history, hold_out)?;
     let retriever = Retriever::new(&seen);
     let options = example_options(config);
     let mut left_out: Vec<LeftOut> = (history.skipped.iter())
@@ -60,22 +93,30 @@ pub fn prepare(
             reason: skipped.reason.clone(),
         })
         .collect();
-    let mut examples = Vec::new();
-    for record in &seen {
-        match data::build_example(&bench.text, record, &retriever, &options) {
-            Ok(example) => examples.push(example),
-            Err(error) => left_out.push(LeftOut {
-                place: format!("{}:{}", record.file.display(), record.line),
-                reason: error.to_string(),
-            }),
+    let mut build = |records: &[Record]| {
+        let mut examples = Vec::new();
+        for record in records {
+            match data::build_example(&bench.text, record, &retriever, &options) {
+                Ok(example) => examples.push(example),
+                Err(error) => {
+                    let place = format!("{}:{}", record.file.display(), record.line);
+                    left_out.push(LeftOut { place, reason: error.to_string() });
+                }
+            }
         }
-    }
+        examples
+    };
+    let mut examples = build(&seen);
+    let given_validation = given_validation.map(|records| build(&records));
     if examples.is_empty() {
         let reasons =
             left_out.first().map_or_else(String::new, |first| format!(" ({}: {})", first.place, first.reason));
         return Err(Failure::input(format!("no record of {} gives an example to train on{reasons}", seen.len())));
     }
-    let validation = examples.split_off(examples.len() - config.validation_records(examples.len()));
+    let validation = match given_validation {
+        Some(validation) => validation,
+        None => examples.split_off(examples.len() - config.validation_records(examples.len())),
+    };
     Ok(Preparation { training: examples, validation, held_out, records: history.records.len(), left_out })
 }
 
@@ -108,6 +149,9 @@ impl Preparation {
 
     /// Tells where the records went, and shows what is learned of one of them.
     pub fn show(&self, bench: &Workbench, choice: &HistoryChoice, terminal: &Terminal) {
+        if terminal.is_quiet() {
+            return;
+        }
         terminal.heading(format!("History {}", choice.path.display()));
         let count = |number: usize| human_count(number as u64);
         terminal.line(format!(

@@ -6,7 +6,6 @@ use crate::training::RunInputs;
 use crate::workbench::{ComputeArguments, ModelChoice, ReadingArguments, Workbench};
 use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Retriever};
 use model::{Generator, GeneratorOptions, SamplingOptions};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use train::RunFolder;
 
@@ -14,9 +13,9 @@ use train::RunFolder;
 #[derive(clap::Args, Debug)]
 pub struct ServingArguments {
     /// A run folder: its model, its adapter, its date; its records if --retrieve is given
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "adapter"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["adapter", "quantize_bits", "quantize_group_size"])]
     run: Option<PathBuf>,
-    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model
+    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model; with --run: where its model lies now
     #[arg(long, required_unless_present = "run")]
     model: Option<String>,
     /// Adapter folder (PEFT or MLX layout) for --model
@@ -31,9 +30,9 @@ pub struct ServingArguments {
     /// Tokens of prompt and answer together [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// The most tokens of an answer
-    #[arg(long, default_value_t = 256, value_name = "N")]
-    max_tokens: usize,
+    /// The most tokens of an answer [default: 256, at most half of the context]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
     /// 0 takes the most likely token every time; larger is more varied
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
@@ -71,8 +70,15 @@ impl Serving {
         if arguments.retrieve > RETRIEVED_RECORDS_MAX {
             return Err(Failure::usage(format!("--retrieve {}: at most {RETRIEVED_RECORDS_MAX}", arguments.retrieve)));
         }
-        if arguments.max_tokens == 0 {
-            return Err(Failure::usage("--max-tokens 0 leaves no room for an answer"));
+        let (temperature, top_p) = (arguments.temperature, arguments.top_p);
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            return Err(Failure::usage(format!("--temperature {temperature}: expected 0 or more")));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(Failure::usage(format!("--top-p {top_p}: expected more than 0, at most 1")));
+        }
+        if arguments.retrieve > 0 && arguments.run.is_none() {
+            return Err(Failure::usage("--retrieve needs --run: the records are the run's"));
         }
         let run = match &arguments.run {
             Some(path) => Some(RunFolder::open(path).bad_input("cannot use the run")?),
@@ -80,7 +86,11 @@ impl Serving {
         };
         let inputs = run.as_ref().map(RunInputs::of).transpose()?;
         let choice = match (&inputs, &arguments.model) {
-            (Some(inputs), _) => inputs.model.clone(),
+            (Some(inputs), model) => {
+                let mut choice = inputs.model.clone();
+                choice.relocate(model.as_deref())?;
+                choice
+            }
             (None, Some(model)) => ModelChoice::new(model, &arguments.reading)?,
             (None, None) => return Err(Failure::usage("--model or --run is needed")),
         };
@@ -95,7 +105,7 @@ impl Serving {
         let generator =
             Generator::new(bench.model.clone(), weights.as_ref(), generator_options).bad_input("cannot answer")?;
         let sampling = SamplingOptions {
-            tokens_max: arguments.max_tokens,
+            tokens_max: answer_tokens(arguments.max_tokens, context)?,
             temperature: arguments.temperature,
             top_k: arguments.top_k,
             top_p: arguments.top_p,
@@ -115,9 +125,9 @@ impl Serving {
         Ok(Self { bench, retriever, user, options, adapter, generator, sampling })
     }
 
-    /// Room that a prompt leaves for its answer: what was asked for, at most half of the context.
+    /// Room that a prompt leaves for its answer.
     pub fn answer_tokens_max(&self) -> usize {
-        self.sampling.tokens_max.min(self.options.tokens_max / 2)
+        self.sampling.tokens_max
     }
 
     /// Answers `prompt`, handing over pieces of text as they come. Returns the whole answer and its number of tokens.
@@ -148,6 +158,18 @@ pub fn adapter_of(run: &RunFolder) -> Result<PathBuf, Failure> {
     })
 }
 
+/// The longest answer; what is asked for must leave room for a prompt.
+fn answer_tokens(asked: Option<usize>, context: usize) -> Result<usize, Failure> {
+    match asked {
+        None => Ok(256.min(context / 2)),
+        Some(tokens) if (1..context).contains(&tokens) => Ok(tokens),
+        Some(tokens) => Err(Failure::usage(format!(
+            "--max-tokens {tokens}: expected 1 to {}, so that a context of {context} tokens has room for the prompt",
+            context - 1
+        ))),
+    }
+}
+
 fn context_tokens(arguments: &ServingArguments, bench: &Workbench) -> Result<usize, Failure> {
     let limit = bench.model.config().context_tokens_max;
     match arguments.context {
@@ -155,13 +177,6 @@ fn context_tokens(arguments: &ServingArguments, bench: &Workbench) -> Result<usi
         Some(tokens) if (2..=limit).contains(&tokens) => Ok(tokens),
         Some(tokens) => Err(Failure::usage(format!("--context {tokens}: this model takes 2 to {limit} tokens"))),
     }
-}
-
-/// Writes a piece of an answer at once.
-pub fn print_piece(piece: &str) {
-    let mut out = anstream::stdout().lock();
-    // A closed pipe ends the output, not the answer.
-    let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Reads `path`, or standard input for `-`.

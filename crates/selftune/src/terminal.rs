@@ -1,10 +1,10 @@
 //! What the user sees: text on standard output, progress on standard error, or JSON for programs.
 
 use crate::failure::Failure;
-use anstream::{eprintln, println};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::Mutex;
 use std::time::Duration;
 
 pub const STRONG: Style = Style::new().bold();
@@ -37,6 +37,8 @@ enum ColorWhen {
 pub struct Terminal {
     json: bool,
     quiet: bool,
+    /// The first error of standard output; what comes after it is not written.
+    output_error: Mutex<Option<std::io::Error>>,
 }
 
 impl Terminal {
@@ -47,23 +49,50 @@ impl Terminal {
             ColorWhen::Never => anstream::ColorChoice::Never,
         };
         choice.write_global();
-        Self { json: arguments.json, quiet: arguments.quiet }
+        Self { json: arguments.json, quiet: arguments.quiet, output_error: Mutex::new(None) }
     }
 
     /// Says nothing: for tests.
     #[cfg(test)]
     pub fn silent() -> Self {
-        Self { json: false, quiet: true }
+        Self { json: false, quiet: true, output_error: Mutex::new(None) }
     }
 
     pub fn is_json(&self) -> bool {
         self.json
     }
 
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// Writes to standard output. A command goes on when it cannot be written to; [`Terminal::output_failure`] tells.
+    fn write(&self, text: &str) {
+        let mut failed = self.output_error.lock().expect("no panic while writing");
+        if failed.is_none() {
+            let mut out = anstream::stdout().lock();
+            *failed = out.write_all(text.as_bytes()).and_then(|()| out.flush()).err();
+        }
+    }
+
+    /// Writes a part of a line at once, for answers that come word by word.
+    pub fn piece(&self, text: &str) {
+        if !self.json {
+            self.write(text);
+        }
+    }
+
+    /// Why standard output did not take everything; a reader that has gone away is no fault.
+    pub fn output_failure(&self) -> Option<Failure> {
+        let error = self.output_error.lock().expect("no panic while writing").take()?;
+        (error.kind() != ErrorKind::BrokenPipe)
+            .then(|| Failure::from(anyhow::Error::new(error).context("cannot write to standard output")))
+    }
+
     /// A line of the result; nothing under `--json`.
     pub fn line(&self, text: impl AsRef<str>) {
         if !self.json {
-            println!("{}", text.as_ref());
+            self.write(&format!("{}\n", text.as_ref()));
         }
     }
 
@@ -75,29 +104,34 @@ impl Terminal {
     /// A remark that is not part of the result.
     pub fn remark(&self, text: impl AsRef<str>) {
         if !self.quiet {
-            eprintln!("{QUIET}{}{QUIET:#}", text.as_ref());
+            self.say(&format!("{QUIET}{}{QUIET:#}", text.as_ref()));
         }
     }
 
     /// Something that the user should know although the command goes on.
     pub fn warning(&self, text: impl AsRef<str>) {
         let style = AnsiColor::Yellow.on_default().bold();
-        eprintln!("{style}note:{style:#} {}", text.as_ref());
+        self.say(&format!("{style}note:{style:#} {}", text.as_ref()));
+    }
+
+    /// A line on standard error. Nobody can be told when that fails, so nothing stops for it.
+    fn say(&self, text: &str) {
+        let _ = writeln!(anstream::stderr().lock(), "{text}");
     }
 
     /// The one JSON object of this run; nothing without `--json`.
     pub fn json(&self, value: &serde_json::Value) {
         if self.json {
-            println!("{value}");
+            self.write(&format!("{value}\n"));
         }
     }
 
     pub fn failure(&self, failure: &Failure) {
         let message = failure.message();
         if self.json {
-            println!("{}", serde_json::json!({"error": {"kind": failure.exit.name(), "message": message}}));
+            self.json(&serde_json::json!({"error": {"kind": failure.exit.name(), "message": message}}));
         }
-        eprintln!("{BAD}error:{BAD:#} {message}");
+        self.say(&format!("{BAD}error:{BAD:#} {message}"));
     }
 
     /// A bar with rate and ETA on standard error. Hidden when standard error is no terminal, and under `--quiet`.

@@ -6,6 +6,7 @@ use crate::terminal::{Terminal, human_bytes, human_count, human_seconds};
 use crate::workbench::{HistoryChoice, ModelChoice, Workbench};
 use eval::report::{Cost, Fact, ReportInputs, TrainingCurves};
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use train::{Control, RunEnd, RunFolder, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan};
@@ -142,8 +143,20 @@ fn training_failure(error: train::TrainError) -> Failure {
     Failure { exit, error: error.into() }
 }
 
+/// A folder that the system refuses is its fault; one that holds something else is the user's to mend.
+pub fn run_failure(error: train::RunFolderError) -> Failure {
+    let exit = match error {
+        train::RunFolderError::File(_) => ExitStatus::Failed,
+        _ => ExitStatus::BadInput,
+    };
+    Failure { exit, error: error.into() }
+}
+
 /// The plan, before the first update.
 pub fn show_plan(plan: &TrainPlan, terminal: &Terminal) {
+    if terminal.is_quiet() {
+        return;
+    }
     terminal.heading("Plan");
     terminal.line(format!(
         "  {} updates over {} tokens ({} learned a pass), longest example {} tokens",
@@ -178,7 +191,7 @@ fn short_name(module: &str) -> &str {
 }
 
 /// What a finished or interrupted training leaves to say.
-pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal) {
+pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, terminal: &Terminal) {
     terminal.heading(match outcome.end {
         RunEnd::Completed => "Trained",
         RunEnd::StoppedEarly => "Trained (stopped early: validation got no better)",
@@ -202,8 +215,21 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal
         terminal.line(format!("  everything is saved; go on with: selftune train --resume {run_path}"));
     } else {
         terminal.line(format!("  adapter: {}", outcome.adapter_best.display()));
-        terminal.line(format!("  did it help?   selftune eval --run {run_path}"));
+        if held_out > 0 {
+            terminal.line(format!("  did it help?   selftune eval --run {run_path}"));
+        }
         terminal.line(format!("  try it:        selftune chat --run {run_path}"));
+    }
+}
+
+/// Writes a report, or says why it could not: what was computed is shown all the same.
+pub fn write_report(folder: &Path, report: &ReportInputs, terminal: &Terminal) -> Option<PathBuf> {
+    match eval::report::write_report(folder, report) {
+        Ok(files) => Some(files.html),
+        Err(error) => {
+            terminal.warning(format!("the report was not written: {error}"));
+            None
+        }
     }
 }
 

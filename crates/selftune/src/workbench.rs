@@ -86,6 +86,22 @@ impl ModelChoice {
     }
 }
 
+impl ModelChoice {
+    /// The same model at another place, where one is given. What it must be is checked by its hash later.
+    pub fn relocate(&mut self, model: Option<&str>) -> Result<(), Failure> {
+        if let Some(model) = model {
+            let path = model_store::resolve(model)?;
+            self.path = std::path::absolute(&path).unwrap_or(path);
+        } else if !self.path.exists() {
+            return Err(Failure::input(format!(
+                "the model is no longer at {}; say where it is now with --model",
+                self.path.display()
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// A model that is ready to run, with its text side.
 pub struct Workbench {
     pub model: Arc<Model>,

@@ -1,7 +1,7 @@
 //! `selftune chat`: a conversation on the terminal.
 
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
-use crate::serving::{self, Serving, ServingArguments};
+use crate::serving::{Serving, ServingArguments};
 use crate::terminal::{MARK, Terminal};
 use data::{Message, Record, RecordBody};
 use std::io::{BufRead, IsTerminal};
@@ -41,7 +41,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let mut lines = std::io::stdin().lock().lines();
     loop {
         if interactive {
-            serving::print_piece(&format!("{MARK}>{MARK:#} "));
+            terminal.piece(&format!("{MARK}>{MARK:#} "));
         }
         let Some(line) = lines.next() else { break };
         let line = line.bad_input("standard input is no UTF-8 text")?;
@@ -55,13 +55,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
             _ => {}
         }
         messages.push(Message::new("user", line));
-        let prompt = prompt_of(&serving, &messages)?;
-        let show = !terminal.is_json();
-        let (answer, tokens) = serving.answer(&prompt, &mut |piece| {
-            if show {
-                serving::print_piece(piece);
-            }
-        })?;
+        let prompt = prompt_of(&serving, &messages, terminal)?;
+        let (answer, tokens) = serving.answer(&prompt, &mut |piece| terminal.piece(piece))?;
         terminal.line("");
         terminal.json(&serde_json::json!({"text": answer, "prompt_tokens": prompt.len(), "answer_tokens": tokens}));
         messages.push(Message::new("assistant", answer));
@@ -73,11 +68,18 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 }
 
 /// The conversation up to the next answer, cut from its oldest turns when it is too long.
-fn prompt_of(serving: &Serving, messages: &[Message]) -> Result<Vec<u32>, Failure> {
+fn prompt_of(serving: &Serving, messages: &[Message], terminal: &Terminal) -> Result<Vec<u32>, Failure> {
     let mut turns = messages.to_vec();
     turns.push(Message::new("assistant", ""));
     let record = Record::ad_hoc(&serving.user, RecordBody::Chat { messages: turns, tools: None });
     let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options, serving.answer_tokens_max())
         .bad_input("the conversation")?;
+    let cut = prompt.truncation;
+    if cut.context_tokens_cut > 0 || cut.turns_dropped > 0 {
+        terminal.warning(format!(
+            "the conversation is too long for the context: {} turns and {} tokens were left out",
+            cut.turns_dropped, cut.context_tokens_cut
+        ));
+    }
     Ok(prompt.tokens)
 }

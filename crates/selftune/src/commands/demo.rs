@@ -2,9 +2,9 @@
 
 use crate::commands::pull;
 use crate::evaluation::{self, Question};
-use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::model_store;
-use crate::preparation::{self, HoldOut};
+use crate::preparation::{self, Division, HoldOut};
 use crate::terminal::{MARK, QUIET, Terminal, human_seconds};
 use crate::training::{self, RunInputs};
 use crate::workbench::{ComputeArguments, HistoryChoice, ModelChoice, Workbench};
@@ -76,11 +76,11 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 
     let person = match demo.train(&PERSON, &folder)? {
         Trained::Whole(person) => person,
-        Trained::Stopped => return Ok(ExitStatus::Interrupted),
+        Trained::Stopped(folder) => return Err(stopped(&folder)),
     };
     let other = match demo.train(&OTHER, &folder.join("other-person"))? {
         Trained::Whole(other) => other,
-        Trained::Stopped => return Ok(ExitStatus::Interrupted),
+        Trained::Stopped(folder) => return Err(stopped(&folder)),
     };
     let question = Question {
         earlier: &person.seen,
@@ -93,16 +93,18 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         ops,
     };
     let evaluation = evaluation::ask(&bench, &question, terminal)?;
-    let verdict = evaluation::show(&evaluation, terminal);
+    let verdict = evaluation::show(&evaluation, Vec::new(), terminal);
     show_samples(&evaluation, terminal);
 
     let mut report = training::report_inputs(&person.run, &person.inputs, PERSON.name)?;
     report.evaluation = Some(&evaluation);
     report.verdict = verdict.as_ref();
     report.samples_max = SAMPLES;
-    let files = eval::report::write_report(person.run.path(), &report)?;
+    let written = training::write_report(person.run.path(), &report, terminal);
     let wall_s = start.elapsed().as_secs_f64();
-    terminal.line(format!("\nreport: {}   ({} in all)", files.html.display(), human_seconds(wall_s)));
+    if let Some(written) = &written {
+        terminal.line(format!("\nreport: {}   ({} in all)", written.display(), human_seconds(wall_s)));
+    }
     terminal.line(format!("try it: selftune chat --run {}", person.run.path().display()));
 
     let mut json = evaluation.to_json(false);
@@ -110,7 +112,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     json["run_dir"] = serde_json::to_value(person.run.path())?;
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
     json["samples"] = eval::report::samples(&evaluation, SAMPLES).iter().map(|sample| sample.to_json()).collect();
-    json["report"] = serde_json::to_value(files.html)?;
+    json["report"] = serde_json::to_value(written)?;
     terminal.json(&json);
     Ok(ExitStatus::Done)
 }
@@ -133,7 +135,12 @@ struct Demo<'a> {
 
 enum Trained {
     Whole(Box<Person>),
-    Stopped,
+    /// The run can be resumed in this folder.
+    Stopped(PathBuf),
+}
+
+fn stopped(folder: &Path) -> Failure {
+    Failure::interrupted(format!("the demo was stopped; its run can go on: selftune train --resume {}", folder.display()))
 }
 
 /// A person with an adapter.
@@ -162,14 +169,13 @@ impl Demo<'_> {
             history_hash: history.source_hash.clone(),
             data: preparation.account(),
         };
-        let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).bad_input("cannot start the demo")?;
+        let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
         let outcome = training::train_with_progress(self.bench, &preparation, self.config, &run, false, terminal)?;
         if outcome.end == RunEnd::Interrupted {
-            training::show_outcome(&outcome, &run, terminal);
-            return Ok(Trained::Stopped);
+            return Ok(Trained::Stopped(run.path().to_owned()));
         }
         let adapter = self.bench.adapter(&outcome.adapter_best)?;
-        let (seen, held_out) = history.split_newest(HELD_OUT.rule());
+        let Division { seen, held_out, .. } = preparation::divide(&history, HELD_OUT)?;
         Ok(Trained::Whole(Box::new(Person { run, inputs, seen, held_out, adapter })))
     }
 

@@ -2,13 +2,16 @@
 
 use crate::evaluation::{self, Question};
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
-use crate::preparation::{self, HoldOut};
+use crate::preparation::{self, Division, HoldOut};
 use crate::serving;
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
 use crate::workbench::{ComputeArguments, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
-use data::{ExampleOptions, RETRIEVED_RECORDS_MAX};
-use std::path::PathBuf;
+use anyhow::Context;
+use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Record};
+use eval::report::ReportInputs;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use train::RunFolder;
 
 /// Compare base, retrieval, adapter, both, and another person's adapter.
@@ -21,10 +24,13 @@ use train::RunFolder;
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
     /// A run: its model, history, held-out records and best adapter
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "adapter", "data", "hold_out"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = [
+        "adapter", "data", "hold_out", "user", "newest", "skip_bad_lines", "prompt_field", "completion_field",
+        "text_field", "quantize_bits", "quantize_group_size",
+    ])]
     run: Option<PathBuf>,
-    /// Without --run: GGUF file, Hugging Face or MLX folder, or the name of a pulled model
-    #[arg(long, required_unless_present = "run", requires = "data")]
+    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model; with --run: where its model lies now
+    #[arg(long, required_unless_present = "run")]
     model: Option<String>,
     /// Without --run: adapter folder (PEFT or MLX layout)
     #[arg(long, value_name = "FOLDER")]
@@ -84,21 +90,29 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if !(1..=RETRIEVED_RECORDS_MAX).contains(&arguments.retrieve) {
         return Err(Failure::usage(format!("--retrieve {}: expected 1 to {RETRIEVED_RECORDS_MAX}", arguments.retrieve)));
     }
-    if arguments.max_tokens == 0 || arguments.queries == Some(0) {
-        return Err(Failure::usage("--max-tokens and --queries must be at least 1"));
+    if !(1..=ANSWER_TOKENS_MAX).contains(&arguments.max_tokens) || arguments.queries == Some(0) {
+        return Err(Failure::usage(format!("--max-tokens must be 1 to {ANSWER_TOKENS_MAX}, --queries at least 1")));
+    }
+    if let Some(folder) = &arguments.report {
+        prepare_report_folder(folder)?;
     }
     let subject = subject(&arguments)?;
     let other_folder = other_adapter(&arguments)?;
     let arms = evaluation::arms(arguments.arms.as_deref(), subject.adapter.is_some(), other_folder.is_some())?;
     let history = subject.history.read()?;
-    if let Some((_, inputs)) = &subject.run
-        && inputs.history_hash != history.source_hash
-    {
-        terminal.warning("the history has changed since the run: records that were trained on may now be held out");
+    let Division { seen, held_out: mut queries, .. } = preparation::divide(&history, subject.hold_out)?;
+    let mut cautions = Vec::new();
+    if let Some((run, inputs)) = &subject.run {
+        cautions.extend(leave_out_trained(run, &mut queries)?);
+        if inputs.history_hash != history.source_hash {
+            cautions.push("The history has changed since the run.".to_owned());
+        }
     }
-    let (seen, mut queries) = history.split_newest(subject.hold_out.rule());
+    cautions.extend(repeated(&seen, &queries));
     if queries.is_empty() {
-        return Err(Failure::input("no record is held out: train with --hold-out, or give --data with --hold-out"));
+        return Err(Failure::input(
+            "no record is held out that training did not see: train with --hold-out, or give --data with --hold-out",
+        ));
     }
     if let Some(count) = arguments.queries {
         queries.drain(..queries.len().saturating_sub(count));
@@ -112,39 +126,36 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         adapter: adapter.as_ref(),
         other_adapter: other.as_ref(),
         arms,
-        options: ExampleOptions { retrieved_records: arguments.retrieve, ..subject.options },
+        options: ExampleOptions {
+            retrieved_records: arguments.retrieve,
+            tokens_max: subject.options.tokens_max.min(bench.model.config().context_tokens_max),
+            ..subject.options
+        },
         answer_tokens_max: if arguments.no_generate { None } else { Some(arguments.max_tokens) },
         ops: arguments.compute.options()?,
     };
     let evaluation = evaluation::ask(&bench, &question, terminal)?;
-    let verdict = evaluation::show(&evaluation, terminal);
+    let verdict = evaluation::show(&evaluation, cautions, terminal);
     let report_folder = arguments.report.clone().or_else(|| subject.run.as_ref().map(|(run, _)| run.path().to_owned()));
     let who = subject.history.user.clone().unwrap_or_else(|| subject.history.path.display().to_string());
     let mut report = match &subject.run {
-        Some((run, inputs)) => training::report_inputs(run, inputs, &who)?,
-        None => eval::report::ReportInputs {
-            title: format!("{who} on {}", bench.model_name),
-            samples_max: 3,
-            ..Default::default()
-        },
+        Some((run, inputs)) => training::report_inputs(run, inputs, &who).unwrap_or_else(|failure| {
+            terminal.warning(format!("the report tells nothing of the training: {}", failure.message()));
+            plain_report(&who, &bench)
+        }),
+        None => plain_report(&who, &bench),
     };
     report.evaluation = Some(&evaluation);
     report.verdict = verdict.as_ref();
-    let files = match &report_folder {
-        Some(folder) => {
-            std::fs::create_dir_all(folder)?;
-            Some(eval::report::write_report(folder, &report)?)
-        }
-        None => None,
-    };
-    if let Some(files) = &files {
-        terminal.line(format!("\nreport: {}", files.html.display()));
+    let written = report_folder.and_then(|folder| training::write_report(&folder, &report, terminal));
+    if let Some(written) = &written {
+        terminal.line(format!("\nreport: {}", written.display()));
     }
     let mut json = evaluation.to_json(arguments.rows);
     json["wall_s"] = evaluation.wall_s.into();
     json["run_dir"] = serde_json::to_value(subject.run.as_ref().map(|(run, _)| run.path()))?;
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
-    json["report"] = serde_json::to_value(files.map(|files| files.html))?;
+    json["report"] = serde_json::to_value(written)?;
     terminal.json(&json);
     Ok(if training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })
 }
@@ -155,7 +166,11 @@ fn subject(arguments: &Arguments) -> Result<Subject, Failure> {
         let inputs = RunInputs::of(&run)?;
         let config = run.config().bad_input("cannot evaluate")?.unwrap_or_default();
         return Ok(Subject {
-            model: inputs.model.clone(),
+            model: {
+                let mut model = inputs.model.clone();
+                model.relocate(arguments.model.as_deref())?;
+                model
+            },
             history: inputs.history.clone(),
             hold_out: inputs.hold_out,
             options: preparation::example_options(&config),
@@ -174,6 +189,45 @@ fn subject(arguments: &Arguments) -> Result<Subject, Failure> {
         adapter: arguments.adapter.clone(),
         run: None,
     })
+}
+
+/// A longer answer than this is no answer to a record.
+const ANSWER_TOKENS_MAX: usize = 4096;
+
+fn plain_report(who: &str, bench: &Workbench) -> ReportInputs<'static> {
+    ReportInputs { title: format!("{who} on {}", bench.model_name), samples_max: 3, ..ReportInputs::default() }
+}
+
+/// Makes the folder before anything is computed; a report that is there already is somebody's.
+fn prepare_report_folder(folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    if folder.join("report.html").exists() {
+        return Err(Failure::usage(format!("{} already holds a report.html; choose another --report", folder.display())));
+    }
+    Ok(())
+}
+
+/// Takes the records that the run was trained on out of the questions: a history may have changed since.
+fn leave_out_trained(run: &RunFolder, queries: &mut Vec<Record>) -> Result<Option<String>, Failure> {
+    let Some(examples) = run.examples().bad_input("cannot evaluate")? else { return Ok(None) };
+    let trained: HashSet<&str> =
+        examples.training.iter().chain(&examples.validation).map(|example| example.record_id.as_str()).collect();
+    let before = queries.len();
+    queries.retain(|query| !trained.contains(query.id.as_str()));
+    Ok(match before - queries.len() {
+        0 => None,
+        count => Some(format!("{count} of the newest records were left out: the run was trained on them.")),
+    })
+}
+
+/// Says how many questions stand word for word in the history that was trained on.
+fn repeated(seen: &[Record], queries: &[Record]) -> Option<String> {
+    let text = |record: &Record| (record.task().input_text(record), record.answer());
+    let known: HashSet<(String, String)> = seen.iter().map(text).collect();
+    match queries.iter().filter(|query| known.contains(&text(query))).count() {
+        0 => None,
+        count => Some(format!("{count} of {} questions stand in the earlier history with the same answer.", queries.len())),
+    }
 }
 
 fn other_adapter(arguments: &Arguments) -> Result<Option<PathBuf>, Failure> {

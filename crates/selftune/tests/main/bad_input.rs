@@ -112,3 +112,33 @@ fn adapters_for_another_base_and_folders_of_others() {
     assert_eq!(std::fs::read_to_string(place.path("mine/letter.txt")).expect("the letter"), "dear");
     place.refuses(&["eval", "--run", "mine"], 3, &["not a run folder"]);
 }
+
+#[test]
+fn numbers_that_leave_nothing() {
+    let place = Place::new();
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "run", "--hold-out"];
+    place.refuses(&[&train[..], &["40"]].concat(), 3, &["leaves none to train on"]);
+    place.refuses(&[&train[..], &["0.95"]].concat(), 2, &["0.9"]);
+    for (option, value) in [("--temperature", "nan"), ("--top-p", "2"), ("--max-tokens", "0"), ("--retrieve", "9")] {
+        place.refuses(&["generate", "--model", "model", "hi", option, value], 2, &[option]);
+    }
+    place.refuses(&["pull", "smollm2-135m-instruct", "--sha256", "beef"], 2, &["64 hexadecimal"]);
+    place.refuses(&["pull", "smollm2-135m-instruct", "--sha256", &"0".repeat(64)], 3, &["SHA-256"]);
+    assert!(place.run(&["generate", "--model", "model", "hi", "--context", "64"]).status.success());
+    assert!(place.run(&["train", "--settings"]).status.success());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_no_panic() {
+    let place = Place::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
+    let output = place.command(&["inspect", "model"]).stdout(full()).output().expect("it starts");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("standard output") && !message.contains("panicked"), "{message}");
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "run"];
+    let status = place.command(&[&train, SHORT].concat()).stderr(full()).stdout(full()).status().expect("it starts");
+    assert_eq!(status.code(), Some(1));
+    assert!(place.path("run/adapter/best/adapter_model.safetensors").is_file(), "training went on");
+}

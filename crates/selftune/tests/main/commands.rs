@@ -131,7 +131,11 @@ fn local_models_are_pulled_and_found_by_path() {
     let path = pulled["path"].as_str().expect("a path");
     assert!(path.starts_with(place.path("home").to_str().expect("UTF-8")), "{path}");
     assert!(place.json(&["inspect", path])["parameters"].as_u64() > Some(0));
-    assert_eq!(place.json(&["pull", "--list"])["models"][0]["here"], false);
+    let models = place.json(&["pull", "--list"])["models"].clone();
+    assert_eq!((&models[0]["here"], &models[1]["name"]), (&false.into(), &"model".into()));
+    place.refuses(&["pull", "model"], 2, &["is there already"]);
+    std::fs::rename(place.path("model"), place.path("elsewhere")).expect("moved");
+    assert!(place.json(&["inspect", "model"])["parameters"].as_u64() > Some(0), "found by its name in the store");
 }
 
 #[test]
@@ -150,4 +154,51 @@ fn the_kernel_benchmark_checks_its_answers() {
         assert!(row["relative_error"].as_f64().is_some_and(|error| error < bound), "{row}");
         assert!(row["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
     }
+}
+
+#[test]
+fn records_that_were_trained_on_judge_nothing() {
+    let place = trained();
+    // The newest records, which were held out, are gone: those before them were trained on.
+    let text = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    let older: String = text.lines().take(36).map(|line| line.to_owned() + "\n").collect();
+    place.write("history.jsonl", &older);
+    let evaluation = place.json(&["eval", "--run", "run", "--no-generate", "--arms", "base,adapter"]);
+    let queries = evaluation["arms"][0]["queries"].as_u64().expect("a number");
+    assert_eq!(queries, 4, "records 32 to 35 were held out, earlier ones trained on: {evaluation}");
+    let cautions = evaluation["verdict"]["cautions"].to_string();
+    assert!(cautions.contains("trained on") && cautions.contains("changed"), "{cautions}");
+}
+
+#[test]
+fn given_parts_are_respected() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("parts")).expect("a folder");
+    let text = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    let lines: Vec<&str> = text.lines().collect();
+    for (name, part) in [("train", &lines[..20]), ("valid", &lines[20..26]), ("test", &lines[26..])] {
+        place.write(&format!("parts/{name}.jsonl"), &(part.join("\n") + "\n"));
+    }
+    let train = ["train", "--model", "model", "--data", "parts", "--output", "run"];
+    let data = place.json(&[&train, SHORT].concat())["data"].clone();
+    let counts = ["training_examples", "validation_examples", "held_out_records"].map(|key| data[key].as_u64());
+    assert_eq!(counts, [Some(20), Some(6), Some(14)]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_costs_no_result() {
+    let place = trained();
+    std::fs::remove_file(place.path("run/report.html")).expect("removed");
+    std::fs::create_dir(place.path("run/report.html")).expect("a folder in its place");
+    let evaluation = place.json(&["eval", "--run", "run", "--no-generate", "--arms", "base,adapter"]);
+    assert!(evaluation["report"].is_null() && evaluation["arms"][0]["loss_per_answer_token"].is_f64());
+}
+
+#[test]
+fn quiet_training_shows_nothing_of_the_history() {
+    let place = Place::new();
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "run", "--quiet"];
+    let output = place.run(&[&train, SHORT].concat());
+    let shown = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && !String::from_utf8_lossy(&shown).contains("what is"));
 }
