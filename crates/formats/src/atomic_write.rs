@@ -4,35 +4,57 @@ use crate::FormatError;
 use std::io::Write;
 use std::path::Path;
 
+/// Who may read a written file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// What was made from a person's texts, as an adapter is.
+    OwnerOnly,
+    /// What anyone can make from a public model.
+    Everyone,
+}
+
 /// Writes `bytes` to a temporary file beside `path`, syncs it and renames it over `path`.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FormatError> {
+pub(crate) fn write(path: &Path, bytes: &[u8], readers: Readers) -> Result<(), FormatError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed = |source| FormatError::write(path, source);
     let mut file =
         tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempfile_in(folder).map_err(failed)?;
     file.write_all(bytes).map_err(failed)?;
-    persist(file, path)
+    persist(file, path, readers)
+}
+
+/// Makes a folder, and those above it that are missing, which only its owner can look into. An existing folder keeps
+/// its rights: it may hold other things.
+pub(crate) fn create_private_folder(path: &Path) -> Result<(), FormatError> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path).map_err(|source| FormatError::write(path, source))
 }
 
 /// Syncs a temporary file, renames it to `path`, and syncs the folder so that the name survives a power cut too.
-pub(crate) fn persist(file: tempfile::NamedTempFile, path: &Path) -> Result<(), FormatError> {
+pub(crate) fn persist(file: tempfile::NamedTempFile, path: &Path, readers: Readers) -> Result<(), FormatError> {
     let failed = |source| FormatError::write(path, source);
     file.as_file().sync_all().map_err(failed)?;
-    make_readable(file.as_file()).map_err(failed)?;
+    set_readers(file.as_file(), readers).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     sync_folder(path);
     Ok(())
 }
 
-/// Temporary files are made for their owner alone; what stays gets the rights of an ordinary new file.
+/// Temporary files are made for their owner alone; what everyone may read gets the rights of an ordinary new file.
 #[cfg(unix)]
-fn make_readable(file: &std::fs::File) -> std::io::Result<()> {
+fn set_readers(file: &std::fs::File, readers: Readers) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+    match readers {
+        Readers::OwnerOnly => Ok(()),
+        Readers::Everyone => file.set_permissions(std::fs::Permissions::from_mode(0o644)),
+    }
 }
 
 #[cfg(not(unix))]
-fn make_readable(_: &std::fs::File) -> std::io::Result<()> {
+fn set_readers(_: &std::fs::File, _: Readers) -> std::io::Result<()> {
     Ok(())
 }
 
@@ -53,8 +75,8 @@ mod tests {
     fn replaces_a_file_and_leaves_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        write(&path, b"one").unwrap();
-        write(&path, b"two").unwrap();
+        write(&path, b"one", Readers::OwnerOnly).unwrap();
+        write(&path, b"two", Readers::OwnerOnly).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -63,6 +85,6 @@ mod tests {
     fn names_the_file_that_cannot_be_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing/a.json");
-        assert!(write(&path, b"one").unwrap_err().to_string().contains("missing/a.json"));
+        assert!(write(&path, b"one", Readers::OwnerOnly).unwrap_err().to_string().contains("missing/a.json"));
     }
 }

@@ -2,10 +2,11 @@
 //! [n_out, r], multiplied by `adapter.lora.alpha` / r, rows of q and k in the order of the base file.
 
 use super::AdapterFile;
+use crate::FormatError;
+use crate::atomic_write::{self, Readers};
 use crate::gguf::architectures::{self, Architecture};
 use crate::gguf::container::{MAGIC, value_type};
 use crate::tensor_encoding::interleave_rows;
-use crate::{FormatError, atomic_write};
 use serde_json::Value;
 use std::path::Path;
 
@@ -45,7 +46,7 @@ pub fn write_gguf(path: &Path, adapter: &AdapterFile, base_config: &Value) -> Re
         tensors.push(Tensor { name: format!("{stem}.lora_b"), shape: [matrix.n_out, r], values: b });
     }
     let alpha = (adapter.config.scale() * adapter.config.r as f64) as f32;
-    atomic_write::write(path, &file_bytes(architecture.name, alpha, &tensors))
+    atomic_write::write(path, &file_bytes(architecture.name, alpha, &tensors), Readers::OwnerOnly)
 }
 
 /// The number of heads in which rows of the module's output alternate, if they do.

@@ -3,8 +3,9 @@
 
 use super::pairs::{self, Layout, transpose};
 use super::{AdapterFile, AdapterMatrix, PeftConfig};
+use crate::atomic_write::{self, Readers};
 use crate::safetensors_file::{self, TensorToWrite};
-use crate::{FormatError, atomic_write, json};
+use crate::{FormatError, json};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -80,7 +81,7 @@ pub fn write_mlx(folder: &Path, adapter: &AdapterFile, blocks_total: usize) -> R
         let problem = format!("blocks {:?} are not the last of {blocks_total}, which MLX needs", adapter.blocks());
         return Err(FormatError::key(folder, "num_layers", problem));
     }
-    std::fs::create_dir_all(folder).map_err(|source| FormatError::write(folder, source))?;
+    atomic_write::create_private_folder(folder)?;
     let r = adapter.config.r;
     let mut tensors = Vec::with_capacity(2 * adapter.matrices.len());
     for matrix in &adapter.matrices {
@@ -106,9 +107,9 @@ pub fn write_mlx(folder: &Path, adapter: &AdapterFile, blocks_total: usize) -> R
             "keys": names,
         },
     });
-    atomic_write::write(&folder.join(CONFIG_FILE), format!("{config:#}\n").as_bytes())?;
+    atomic_write::write(&folder.join(CONFIG_FILE), format!("{config:#}\n").as_bytes(), Readers::OwnerOnly)?;
     let header = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
-    atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header))
+    atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header), Readers::OwnerOnly)
 }
 
 fn blocks_and_names(matrices: &[AdapterMatrix]) -> (BTreeSet<usize>, BTreeSet<String>) {

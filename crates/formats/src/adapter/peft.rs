@@ -5,8 +5,9 @@
 
 use super::pairs::{self, Layout};
 use super::{AdapterFile, AdapterMetadata, PeftConfig, block_and_name};
+use crate::atomic_write::{self, Readers};
 use crate::safetensors_file::{self, TensorToWrite};
-use crate::{FormatError, atomic_write, json};
+use crate::{FormatError, json};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,11 +21,11 @@ const METADATA_KEY: &str = "selftune";
 const LAYOUT: Layout =
     Layout { prefix: "base_model.model.", a_suffix: ".lora_A.weight", b_suffix: ".lora_B.weight", transposed: false };
 
-/// Writes `adapter` into `folder`, which is made if needed. Each file is complete on the disk before it gets its name,
+/// Writes `adapter` into `folder`, which is made if needed; files and new folders are their owner's alone. Each file is complete on the disk before it gets its name,
 /// the tensors last; files of an earlier adapter stay whole until then.
 pub fn write_peft(folder: &Path, adapter: &AdapterFile) -> Result<(), FormatError> {
     adapter.check(folder)?;
-    std::fs::create_dir_all(folder).map_err(|source| FormatError::write(folder, source))?;
+    atomic_write::create_private_folder(folder)?;
     let mut tensors = Vec::with_capacity(2 * adapter.matrices.len());
     for matrix in &adapter.matrices {
         let (stem, r) = (format!("{}{}", LAYOUT.prefix, matrix.module), adapter.config.r);
@@ -43,10 +44,10 @@ pub fn write_peft(folder: &Path, adapter: &AdapterFile) -> Result<(), FormatErro
     if let Some(metadata) = &adapter.metadata {
         let metadata = json!(metadata);
         header.insert(METADATA_KEY.into(), metadata.to_string());
-        atomic_write::write(&folder.join(METADATA_FILE), &pretty(&metadata))?;
+        atomic_write::write(&folder.join(METADATA_FILE), &pretty(&metadata), Readers::OwnerOnly)?;
     }
-    atomic_write::write(&folder.join(CONFIG_FILE), &pretty(&config_json(&adapter.config)))?;
-    atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header))
+    atomic_write::write(&folder.join(CONFIG_FILE), &pretty(&config_json(&adapter.config)), Readers::OwnerOnly)?;
+    atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header), Readers::OwnerOnly)
 }
 
 fn pretty(value: &Value) -> Vec<u8> {
@@ -93,18 +94,48 @@ pub fn read_peft(folder: &Path) -> Result<AdapterFile, FormatError> {
         return Err(FormatError::MissingFile { path: tensor_path, expected });
     }
     let file = safetensors_file::read(&tensor_path)?;
-    let mut config = read_config(&config_path, &object)?;
+    let config = read_config(&config_path, &object)?;
     let matrices = pairs::read(&tensor_path, &file, &LAYOUT, config.r)?;
     let modules: Vec<&str> = matrices.iter().map(|matrix| matrix.module.as_str()).collect();
-    if config.target_modules.is_empty() {
-        config.target_modules = last_names(&modules);
-    }
     check_coverage(&tensor_path, &config, &modules)?;
     let metadata = match file.metadata.get(METADATA_KEY) {
-        Some(text) => Some(json::parse::<AdapterMetadata>(&tensor_path, text.as_bytes())?),
+        Some(text) => Some(read_metadata(&tensor_path, json::parse(&tensor_path, text.as_bytes())?)?),
         None => None,
     };
+    check_metadata_file(&folder.join(METADATA_FILE))?;
     Ok(AdapterFile { config, metadata, matrices })
+}
+
+/// What the tensor file says counts, but a damaged file beside it is a sign that the folder is not as it was written.
+fn check_metadata_file(path: &Path) -> Result<(), FormatError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let bytes = json::read_bytes(path)?;
+    if bytes.trim_ascii().is_empty() {
+        let problem = "empty, expected a JSON object with selftune_version, base_content_hash and receipt";
+        return Err(FormatError::malformed(path, 0, problem));
+    }
+    read_metadata(path, json::parse(path, &bytes)?).map(drop)
+}
+
+fn read_metadata(path: &Path, value: Value) -> Result<AdapterMetadata, FormatError> {
+    let Value::Object(mut object) = value else {
+        let problem = format!("expected an object, found {}", json::kind_name(&value));
+        return Err(FormatError::key(path, METADATA_KEY, problem));
+    };
+    let text = |key: &str| match object.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(FormatError::key(path, key, format!("expected a string, found {}", json::kind_name(other)))),
+        None => Err(FormatError::key(path, key, "missing, expected a string")),
+    };
+    Ok(AdapterMetadata {
+        selftune_version: text("selftune_version")?,
+        base_content_hash: text("base_content_hash")?,
+        receipt: object
+            .remove("receipt")
+            .ok_or_else(|| FormatError::key(path, "receipt", "missing, expected how the adapter was made"))?,
+    })
 }
 
 fn read_config(path: &Path, object: &Map<String, Value>) -> Result<PeftConfig, FormatError> {
@@ -128,7 +159,11 @@ fn read_config(path: &Path, object: &Map<String, Value>) -> Result<PeftConfig, F
         r: r.ok_or_else(|| error("r", "expected a positive whole number".into()))?,
         lora_alpha,
         lora_dropout: number("lora_dropout", Some(0.0))?,
-        use_rslora: object.get("use_rslora") == Some(&Value::Bool(true)),
+        use_rslora: match object.get("use_rslora") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(value)) => *value,
+            Some(other) => return Err(error("use_rslora", format!("expected true or false, found {other}"))),
+        },
         target_modules: target_modules(path, object.get("target_modules"))?,
         layers_to_transform: layers(path, object.get("layers_to_transform"))?,
         base_model_name_or_path: object.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned),
@@ -167,13 +202,16 @@ fn refuse_unsupported(path: &Path, object: &Map<String, Value>) -> Result<(), Fo
     }
 }
 
-/// Names of the adapted modules; empty when the file has a pattern instead, which the tensors then spell out.
+/// Names of the adapted modules.
 fn target_modules(path: &Path, value: Option<&Value>) -> Result<Vec<String>, FormatError> {
     let error = |found: &dyn std::fmt::Display| {
         FormatError::key(path, "target_modules", format!("expected a list of names, found {found}"))
     };
     match value {
-        Some(Value::String(_)) => Ok(Vec::new()),
+        Some(Value::String(pattern)) => {
+            let problem = format!("the pattern \"{pattern}\" is not supported; expected a list of module names");
+            Err(FormatError::key(path, "target_modules", problem))
+        }
         Some(Value::Array(items)) if !items.is_empty() => {
             items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(|| error(item))).collect()
         }
@@ -190,11 +228,6 @@ fn layers(path: &Path, value: Option<&Value>) -> Result<Option<Vec<usize>>, Form
         Some(Value::Array(items)) => items.iter().map(layer).collect::<Result<_, _>>().map(Some),
         Some(single) => Ok(Some(vec![layer(single)?])),
     }
-}
-
-fn last_names(modules: &[&str]) -> Vec<String> {
-    let names: BTreeSet<&str> = modules.iter().map(|module| module.rsplit('.').next().unwrap_or(module)).collect();
-    names.into_iter().map(str::to_owned).collect()
 }
 
 /// Checks that the tensors are those of every target in every adapted block, and no others.

@@ -73,7 +73,7 @@ impl Index {
         let after = serde_json::to_vec(&index).ok();
         if let Some(after) = after.filter(|after| before.as_ref() != Some(after)) {
             // Without it the next start hashes the model again: slower, never wrong.
-            let _ = atomic_write::write(path, &after);
+            let _ = atomic_write::write(path, &after, atomic_write::Readers::Everyone);
         }
     }
 

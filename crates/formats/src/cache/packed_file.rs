@@ -104,7 +104,7 @@ pub(super) fn write(
     out.write_all(&preamble(offset, &table))?;
     out.flush()?;
     drop(out);
-    atomic_write::persist(file, path).map_err(|error| match error {
+    atomic_write::persist(file, path, atomic_write::Readers::Everyone).map_err(|error| match error {
         FormatError::Write { source, .. } => WriteFailure::Cache(source),
         other => WriteFailure::Model(other),
     })

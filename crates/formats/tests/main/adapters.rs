@@ -104,6 +104,34 @@ fn what_is_written_for_peft_has_its_keys_and_comes_back_whole() {
     assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
 }
 
+#[cfg(unix)]
+#[test]
+fn adapters_are_private_to_their_owner() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let parent = tempfile::tempdir().unwrap();
+    let (peft, mlx) = (parent.path().join("adapter/best"), parent.path().join("mlx"));
+    write_peft(&peft, &small_adapter()).unwrap();
+    write_mlx(&mlx, &small_adapter(), 3).unwrap();
+    assert_eq!(mode(&parent.path().join("adapter")), 0o700);
+    for folder in [peft, mlx] {
+        assert_eq!(mode(&folder), 0o700);
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            // Written again, a file that others could read becomes private.
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        match folder.ends_with("best") {
+            true => write_peft(&folder, &small_adapter()).unwrap(),
+            false => write_mlx(&folder, &small_adapter(), 3).unwrap(),
+        }
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(mode(&path), 0o600, "{}", path.display());
+        }
+    }
+}
+
 #[test]
 fn scales_follow_the_kind_of_lora() {
     let mut config = small_adapter().config;
@@ -166,8 +194,25 @@ fn peft_folders_are_read_strictly() {
         (|f| config(f, "lora_alpha", Value::Null), vec!["lora_alpha", "missing"]),
         (|f| config(f, "target_modules", json!(["q_proj"])), vec!["v_proj", "target_modules"]),
         (|f| config(f, "target_modules", json!(["q_proj", "v_proj", "k_proj"])), vec!["k_proj", "missing"]),
-        (|f| config(f, "target_modules", json!("auto")), vec![]),
+        (|f| config(f, "target_modules", json!(".*_proj")), vec!["target_modules", ".*_proj", "pattern", "list"]),
         (|f| config(f, "target_modules", json!([])), vec!["target_modules"]),
+        (|f| config(f, "target_modules", json!(["q_proj", 3])), vec!["target_modules", "list of names", "3"]),
+        (|f| config(f, "target_modules", Value::Null), vec!["target_modules", "null"]),
+        (|f| config(f, "use_rslora", json!("yes")), vec!["use_rslora", "true or false", "yes"]),
+        (|f| config(f, "use_rslora", json!(1)), vec!["use_rslora", "true or false"]),
+        (|f| config(f, "use_rslora", Value::Null), vec![]),
+        (|f| fs::write(f.join("selftune.json"), "").unwrap(), vec!["selftune.json", "empty", "receipt"]),
+        (|f| fs::write(f.join("selftune.json"), "{\"rec").unwrap(), vec!["selftune.json:1:5", "JSON"]),
+        (
+            |f| fs::write(f.join("selftune.json"), "[]").unwrap(),
+            vec!["selftune.json", "expected an object, found a list"],
+        ),
+        (|f| fs::write(f.join("selftune.json"), "{}").unwrap(), vec!["selftune.json", "selftune_version", "missing"]),
+        (
+            |f| edit_json(&f.join("selftune.json"), |own| own["base_content_hash"] = json!(7)),
+            vec!["selftune.json", "base_content_hash", "expected a string, found a number"],
+        ),
+        (|f| fs::remove_file(f.join("selftune.json")).unwrap(), vec![]),
         (|f| config(f, "layers_to_transform", json!([1])), vec!["layers.2", "layers_to_transform"]),
         (|f| config(f, "layers_to_transform", json!([1, 2, 3])), vec!["layers.3", "missing"]),
         (|f| config(f, "layers_to_transform", json!("1")), vec!["layers_to_transform"]),
