@@ -9,6 +9,7 @@ use crate::example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Sup
 use crate::record::{Message, Record, RecordBody};
 use crate::retrieve::Retriever;
 use crate::tasks::Cut;
+use crate::tasks::chat::asked_turn;
 use crate::text::layout::{
     EncodedLayout, Layout, lay_out_completion, lay_out_conversation, lay_out_prompt, lay_out_text, lay_out_text_prompt,
 };
@@ -51,7 +52,7 @@ pub fn build_example(
     };
     if example.supervised_tokens() == 0 {
         let reason = "the record has no answer that is to be learned".to_string();
-        return Err(ExampleError::NothingSupervised { record_id: record.id.clone(), reason });
+        return Err(ExampleError::NothingSupervised { record_id: record.id_for_messages(), reason });
     }
     Ok(example)
 }
@@ -70,7 +71,12 @@ pub fn build_prompt(
     let encoded = question
         .fit(pipeline, tokens_max, |question| question.lay_out_prompt(pipeline))
         .map_err(|source| in_record(record, source))?
-        .map_err(|needed| answer_too_long(record, needed + answer_tokens_max, options.tokens_max))?;
+        .map_err(|needed_tokens| ExampleError::PromptTooLong {
+            record_id: record.id_for_messages(),
+            needed_tokens,
+            tokens_max: options.tokens_max,
+            answer_tokens: answer_tokens_max.min(options.tokens_max),
+        })?;
     Ok(Prompt {
         tokens: encoded.tokens,
         gold: record.answer(),
@@ -104,11 +110,11 @@ pub fn example_preview(pipeline: &TextPipeline, example: &Example) -> Vec<Previe
 }
 
 fn in_record(record: &Record, source: TextError) -> ExampleError {
-    ExampleError::Text { record_id: record.id.clone(), source }
+    ExampleError::Text { record_id: record.id_for_messages(), source }
 }
 
 fn answer_too_long(record: &Record, needed_tokens: usize, tokens_max: usize) -> ExampleError {
-    ExampleError::AnswerTooLong { record_id: record.id.clone(), needed_tokens, tokens_max }
+    ExampleError::AnswerTooLong { record_id: record.id_for_messages(), needed_tokens, tokens_max }
 }
 
 /// Everything learned, from the start; what does not fit is cut from the end, and then the text has no end token.
@@ -152,7 +158,7 @@ impl Question {
         let task = record.task();
         let body = match &record.body {
             RecordBody::Chat { messages, tools } => {
-                let end = messages.iter().rposition(Message::is_answer).map_or(messages.len(), |last| last + 1);
+                let end = asked_turn(messages).map_or(messages.len(), |asked| asked + 1);
                 QuestionBody::Turns { messages: messages[..end].to_vec(), tools: tools.clone() }
             }
             _ => QuestionBody::Single {
@@ -235,7 +241,7 @@ impl Question {
     fn lay_out_prompt(&self, pipeline: &TextPipeline) -> Result<Layout, TextError> {
         match &self.body {
             QuestionBody::Turns { messages, tools } => {
-                let end = messages.len() - usize::from(messages.last().is_some_and(Message::is_answer));
+                let end = messages.len() - usize::from(messages.last().is_some_and(Message::is_assistant));
                 lay_out_prompt(pipeline, &self.with_earlier(messages)[..end], tools.as_ref())
             }
             QuestionBody::Single { .. } if pipeline.has_template() => {
@@ -306,7 +312,7 @@ impl Question {
         let input = match &mut self.body {
             QuestionBody::Single { input, .. } => input,
             QuestionBody::Turns { messages, .. } => {
-                let last = messages.iter().rposition(Message::is_answer).unwrap_or(messages.len());
+                let last = asked_turn(messages).unwrap_or(messages.len());
                 match messages[..last].iter_mut().rev().find(|message| message.role == "user") {
                     Some(question) => &mut question.content,
                     None => return Ok(false),

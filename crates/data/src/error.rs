@@ -1,14 +1,22 @@
 //! Errors of this crate. Each names the file and line, the record, or the part of the template at fault, and says
-//! what was expected.
+//! what was expected. The path that the caller gave is in the error but not in its message: the caller names it.
 
 use std::path::PathBuf;
 
 /// A history that cannot be read, or an import that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The file cannot be opened or read.
-    #[error("{}: {source}", path.display())]
+    /// The path cannot be opened or read.
+    #[error("{source}")]
     Read {
+        /// The file or folder that was given.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file of a folder cannot be opened or read.
+    #[error("{}: {source}", path.display())]
+    ReadPart {
         /// The file.
         path: PathBuf,
         /// The system's reason.
@@ -18,7 +26,7 @@ pub enum DataError {
     #[error("{0}")]
     BadLine(crate::record::SkippedLine),
     /// Nothing was left to learn from.
-    #[error("{}: no record: {reason}", path.display())]
+    #[error("no record: {reason}")]
     Empty {
         /// The file or folder.
         path: PathBuf,
@@ -26,7 +34,7 @@ pub enum DataError {
         reason: String,
     },
     /// The path is not a history.
-    #[error("{}: {reason}", path.display())]
+    #[error("{reason}")]
     NotAHistory {
         /// The file or folder.
         path: PathBuf,
@@ -34,13 +42,13 @@ pub enum DataError {
         reason: String,
     },
     /// The user filter matched nobody.
-    #[error("{}: no record of user \"{user}\"; the users are: {known}", path.display())]
+    #[error("no record of user \"{user}\"; the users are: {known}")]
     UnknownUser {
         /// The file or folder.
         path: PathBuf,
         /// The name asked for.
         user: String,
-        /// Some of the users there are.
+        /// The users there are, each with the number of its records; at most the first 20.
         known: String,
     },
     /// A task that is not in the list.
@@ -96,11 +104,17 @@ pub enum TextError {
     Date(String),
 }
 
-/// A record that gives no example. Counted by the caller, with the record's id.
+/// Begins a message about a record; a question asked now needs no name.
+fn of_record(record_id: &str) -> String {
+    if record_id.is_empty() { String::new() } else { format!("{record_id}: ") }
+}
+
+/// A record that gives no example. Counted by the caller, with the record's id, which is empty for a question that is
+/// asked now.
 #[derive(Debug, thiserror::Error)]
 pub enum ExampleError {
     /// The prompt without any context, with the answer, is longer than an example may be.
-    #[error("{record_id}: the answer needs {needed_tokens} tokens, an example may have {tokens_max}")]
+    #[error("{}the answer needs {needed_tokens} tokens, an example may have {tokens_max}", of_record(record_id))]
     AnswerTooLong {
         /// The record.
         record_id: String,
@@ -109,8 +123,23 @@ pub enum ExampleError {
         /// The limit.
         tokens_max: usize,
     },
+    /// The shortest prompt leaves the answer less room than was asked for it.
+    #[error(
+        "{}the prompt does not fit: {tokens_max} tokens are allowed, and {answer_tokens} of them are kept for the answer",
+        of_record(record_id)
+    )]
+    PromptTooLong {
+        /// The record.
+        record_id: String,
+        /// Tokens of the shortest prompt.
+        needed_tokens: usize,
+        /// The limit for prompt and answer together.
+        tokens_max: usize,
+        /// How many of them are kept for the answer.
+        answer_tokens: usize,
+    },
     /// No token would be learned.
-    #[error("{record_id}: no supervised token: {reason}")]
+    #[error("{}no supervised token: {reason}", of_record(record_id))]
     NothingSupervised {
         /// The record.
         record_id: String,
@@ -118,7 +147,7 @@ pub enum ExampleError {
         reason: String,
     },
     /// The conversation cannot be rendered.
-    #[error("{record_id}: {source}")]
+    #[error("{}{source}", of_record(record_id))]
     Text {
         /// The record.
         record_id: String,

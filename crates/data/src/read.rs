@@ -40,19 +40,30 @@ pub struct ReadOptions {
 /// A line longer than this is no record: 16 MiB of JSON is longer than any model's context.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
+/// Some editors begin a UTF-8 file with it.
+const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
+
 /// Characters shown on each side of a fault.
 const SNIPPET_CHARACTERS: usize = 16;
 
 /// Reads a file, or a folder with `train.jsonl` (and `valid.jsonl`, `test.jsonl`), or a folder of `.jsonl` files.
 pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataError> {
-    let mut reader = Reader { options, history: History::default(), ids: HashMap::new(), hash: Sha256::new() };
+    let mut reader = Reader {
+        options,
+        history: History::default(),
+        ids: HashMap::new(),
+        hash: Sha256::new(),
+        other_users: OtherUsers::default(),
+        file_has_begun: false,
+        is_folder: path.is_dir(),
+    };
     for (file, split) in history_files(path)? {
         reader.read_file(&file, split)?;
     }
-    let Reader { mut history, hash, .. } = reader;
+    let Reader { mut history, hash, other_users, .. } = reader;
     history.source_hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if history.records.is_empty() {
-        return Err(nothing_read(path, &history, options));
+        return Err(nothing_read(path, &history, options, &other_users));
     }
     put_oldest_first(&mut history.records);
     Ok(history)
@@ -87,16 +98,15 @@ fn history_files(path: &Path) -> Result<Vec<(PathBuf, Option<Split>)>, DataError
     Ok(files)
 }
 
-fn nothing_read(path: &Path, history: &History, options: &ReadOptions) -> DataError {
+fn nothing_read(path: &Path, history: &History, options: &ReadOptions, other_users: &OtherUsers) -> DataError {
     let path = path.to_path_buf();
     if history.other_users_count > 0
         && let Some(user) = &options.user
     {
-        let known = format!("{} records are of others", history.other_users_count);
-        return DataError::UnknownUser { path, user: user.clone(), known };
+        return DataError::UnknownUser { path, user: shown(user), known: other_users.listed() };
     }
     let reason = match history.skipped.first() {
-        Some(first) => format!("all {} lines were left out, the first because of {first}", history.skipped.len()),
+        Some(first) => format!("every line was left out ({}), the first because of {first}", history.skipped.len()),
         None => "the file is empty; expected one JSON record a line".to_string(),
     };
     DataError::Empty { path, reason }
@@ -125,26 +135,87 @@ struct Reader<'a> {
     /// Where each id was seen first.
     ids: HashMap<String, (Arc<Path>, usize)>,
     hash: Sha256,
+    other_users: OtherUsers,
+    /// Whether a line of the current file that is not blank was seen.
+    file_has_begun: bool,
+    /// Whether the history is a folder, so that messages must name the file in it.
+    is_folder: bool,
+}
+
+/// Users that the filter left out, in order of their first record.
+#[derive(Default)]
+struct OtherUsers {
+    places: HashMap<String, usize>,
+    counts: Vec<usize>,
+}
+
+/// Users named in a message.
+const USERS_SHOWN: usize = 20;
+
+impl OtherUsers {
+    fn count(&mut self, user: String) {
+        let next = self.counts.len();
+        let place = *self.places.entry(user).or_insert(next);
+        if place == next {
+            self.counts.push(0);
+        }
+        self.counts[place] += 1;
+    }
+
+    /// `a (12), b (18)`, as many as fit into a message.
+    fn listed(&self) -> String {
+        let mut users: Vec<_> = self.places.iter().map(|(user, place)| (*place, user)).collect();
+        users.sort_unstable();
+        let first = users.iter().take(USERS_SHOWN);
+        let mut listed = first
+            .map(|(place, user)| format!("{} ({})", shown(user), self.counts[*place]))
+            .collect::<Vec<_>>()
+            .join(", ");
+        if users.len() > USERS_SHOWN {
+            listed += &format!(" and {} more", users.len() - USERS_SHOWN);
+        }
+        listed
+    }
 }
 
 /// A fault in a line: column in characters (0 for the whole record) and the reason.
 struct Fault {
     column: usize,
     reason: String,
+    /// The whole file is of another kind: nothing in it may be taken for a record.
+    of_file: bool,
 }
 
 impl Fault {
-    fn whole(reason: impl Into<String>) -> Fault {
-        Fault { column: 0, reason: reason.into() }
+    fn at(column: usize, reason: impl Into<String>) -> Fault {
+        Fault { column, reason: reason.into(), of_file: false }
     }
+
+    fn whole(reason: impl Into<String>) -> Fault {
+        Fault::at(0, reason)
+    }
+}
+
+fn one_array() -> Fault {
+    let reason = "the file is one JSON array; expected one record a line (JSON Lines)".to_string();
+    Fault { column: 0, reason, of_file: true }
+}
+
+fn line_too_long() -> Fault {
+    Fault::whole(format!("the line is longer than {} MiB; expected one record a line", LINE_BYTES_MAX >> 20))
 }
 
 impl Reader<'_> {
     fn read_file(&mut self, path: &Path, split: Option<Split>) -> Result<(), DataError> {
-        let read_error = |source| DataError::Read { path: path.to_path_buf(), source };
+        let is_part = self.is_folder;
+        let read_error = |source| match is_part {
+            true => DataError::ReadPart { path: path.to_path_buf(), source },
+            false => DataError::Read { path: path.to_path_buf(), source },
+        };
         let mut input = BufReader::with_capacity(1 << 16, std::fs::File::open(path).map_err(read_error)?);
         let file: Arc<Path> = Arc::from(path);
         self.history.files.push(path.to_path_buf());
+        self.file_has_begun = false;
         let mut bytes = Vec::new();
         let mut line = 0;
         loop {
@@ -158,22 +229,29 @@ impl Reader<'_> {
             self.hash.update(&bytes);
             let outcome = if count > LINE_BYTES_MAX && bytes.last() != Some(&b'\n') {
                 self.pass_rest_of_line(&mut input).map_err(read_error)?;
-                Err(Fault::whole(format!(
-                    "the line is longer than {} MiB; expected one record a line",
-                    LINE_BYTES_MAX >> 20
-                )))
+                let begins = self.file_begins_with(&bytes);
+                Err(if begins == Some(b'[') { one_array() } else { line_too_long() })
             } else {
                 self.read_line(&bytes, &file, line, split)
             };
             if let Err(fault) = outcome {
+                let of_file = fault.of_file;
                 let skipped =
                     SkippedLine { file: path.to_path_buf(), line, column: fault.column, reason: fault.reason };
                 match self.options.on_bad_line {
+                    OnBadLine::Skip if of_file => return Err(DataError::BadLine(skipped)),
                     OnBadLine::Stop => return Err(DataError::BadLine(skipped)),
                     OnBadLine::Skip => self.history.skipped.push(skipped),
                 }
             }
         }
+    }
+
+    /// The first byte that is no space, in the first line of a file that is not blank.
+    fn file_begins_with(&mut self, line: &[u8]) -> Option<u8> {
+        let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
+        let first = line.iter().copied().find(|byte| !byte.is_ascii_whitespace())?;
+        (!std::mem::replace(&mut self.file_has_begun, true)).then_some(first)
     }
 
     /// Reads to the end of a line that is too long, without keeping it.
@@ -201,9 +279,14 @@ impl Reader<'_> {
             self.history.blank_lines_count += 1;
             return Ok(());
         }
-        let value: Value = serde_json::from_str(text).map_err(|error| not_json(text, &error))?;
+        let begins = self.file_begins_with(bytes);
+        let value: Value = serde_json::from_str(text).map_err(|error| match begins {
+            Some(b'[') => one_array(),
+            _ => not_json(text, &error),
+        })?;
         let fields = match value {
             Value::Object(fields) => fields,
+            Value::Array(_) if begins == Some(b'[') => return Err(Fault { of_file: false, ..one_array() }),
             Value::Array(_) => {
                 return Err(Fault::whole("the line is a JSON list; expected one record, an object, on each line"));
             }
@@ -224,16 +307,17 @@ impl Reader<'_> {
     ) -> Result<(), String> {
         let user = match fields.get("user") {
             None | Some(Value::Null) => DEFAULT_USER.to_string(),
-            Some(value) => name_text(value).ok_or("field \"user\" is not a name; expected a text or a number")?,
+            Some(value) => name_text("user", value)?,
         };
         if self.options.user.as_ref().is_some_and(|wanted| *wanted != user) {
             self.history.other_users_count += 1;
+            self.other_users.count(user);
             return Ok(());
         }
         let stem = file.file_stem().map_or("record".into(), |stem| stem.to_string_lossy().into_owned());
         let id = match fields.get("id") {
             None | Some(Value::Null) => format!("{stem}-{line}"),
-            Some(value) => name_text(value).ok_or("field \"id\" is not a name; expected a text or a number")?,
+            Some(value) => name_text("id", value)?,
         };
         let time = record_time(&fields)?;
         let task = choose_task(&fields, self.options)?;
@@ -241,7 +325,11 @@ impl Reader<'_> {
             format!("{reason}; a {} record has {}", task.name(), task.expects(&self.options.columns))
         })?;
         if let Some((first_file, first_line)) = self.ids.get(&id) {
-            return Err(format!("id \"{}\" was already used in {}:{first_line}", shown(&id), first_file.display()));
+            let place = match first_file == file {
+                true => format!("line {first_line}"),
+                false => format!("{}:{first_line}", first_file.display()),
+            };
+            return Err(format!("id \"{}\" was already used in {place}", shown(&id)));
         }
         self.ids.insert(id.clone(), (file.clone(), line));
         let sequence = self.history.records.len();
@@ -250,32 +338,82 @@ impl Reader<'_> {
     }
 }
 
-/// Stands in for the answer of a question while its fields are checked; no prompt shows it.
+/// Stands in for the answer of a question while its fields are checked; then it is taken away.
 const NO_ANSWER: &str = "(to be written)";
 
-/// Reads one JSON record that may lack its answer: something to be asked now.
+/// Reads one JSON record that may lack its answer, which is then empty: something to be asked now.
 pub fn read_question(text: &str, columns: &ColumnNames) -> Result<RecordBody, String> {
-    let mut fields: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {}", explained(&error)))?;
+    let Value::Object(mut fields) = value else {
+        return Err(format!("it is {}; expected a record, an object", crate::tasks::kind_of(&value)));
+    };
     let options = ReadOptions { columns: columns.clone(), ..ReadOptions::default() };
-    if let Some(name) = fields.get("task").and_then(Value::as_str).and_then(crate::tasks::task_by_name) {
-        add_missing_answer(&mut fields, name, columns);
-    } else if !TASKS.iter().any(|task| task.detect(&fields, columns)) {
-        let with_answer = TASKS.iter().find_map(|task| {
-            let mut fields = fields.clone();
-            add_missing_answer(&mut fields, *task, columns);
-            task.detect(&fields, columns).then_some(fields)
-        });
-        fields = with_answer.ok_or_else(|| unknown_kind(&fields, columns))?;
+    let task = match choose_task(&fields, &options) {
+        Err(_) if fields.get("task").is_none_or(Value::is_null) => TASKS
+            .iter()
+            .copied()
+            .find(|task| {
+                let mut fields = fields.clone();
+                ask_for_answer(&mut fields, *task, columns);
+                task.detect(&fields, columns)
+            })
+            .ok_or_else(|| unknown_kind(&fields, columns))?,
+        chosen => chosen?,
+    };
+    let asked = ask_for_answer(&mut fields, task, columns);
+    let mut body = task
+        .read(fields, columns)
+        .map_err(|reason| format!("{reason}; a {} record has {}", task.name(), task.expects(columns)))?;
+    if asked {
+        take_answer_away(&mut body, columns);
     }
-    let task = choose_task(&fields, &options)?;
-    task.read(fields, columns)
-        .map_err(|reason| format!("{reason}; a {} record has {}", task.name(), task.expects(columns)))
+    Ok(body)
 }
 
-fn add_missing_answer(fields: &mut Map<String, Value>, task: &dyn Task, columns: &ColumnNames) {
+/// Puts [`NO_ANSWER`] where the answer is missing or empty; whether it was.
+fn ask_for_answer(fields: &mut Map<String, Value>, task: &dyn Task, columns: &ColumnNames) -> bool {
     if let Some(name) = task.answer_field(columns) {
-        fields.entry(name.to_string()).or_insert_with(|| NO_ANSWER.into());
+        let is_missing = match fields.get(name) {
+            None | Some(Value::Null) => true,
+            Some(answer) => answer.as_str().is_some_and(|answer| answer.trim().is_empty()),
+        };
+        if is_missing {
+            fields.insert(name.to_string(), NO_ANSWER.into());
+        }
+        return is_missing;
+    }
+    let Some(Value::Array(turns)) = fields.get_mut(&columns.messages) else { return false };
+    let is_assistant = |turn: &Value| turn.get("role").and_then(Value::as_str) == Some("assistant");
+    let says_nothing = |turn: &Value| match turn.get("content") {
+        None | Some(Value::Null) => true,
+        Some(content) => content.as_str().is_some_and(|text| text.trim().is_empty()),
+    };
+    let calls_tools = |turn: &Value| turn.get("tool_calls").is_some_and(|calls| !calls.is_null());
+    while turns.last().is_some_and(|turn| is_assistant(turn) && says_nothing(turn) && !calls_tools(turn)) {
+        turns.pop();
+    }
+    let is_missing = turns.last().is_some_and(|turn| turn.is_object() && !is_assistant(turn));
+    if is_missing {
+        turns.push(serde_json::json!({"role": "assistant", "content": NO_ANSWER}));
+    }
+    is_missing
+}
+
+fn take_answer_away(body: &mut RecordBody, columns: &ColumnNames) {
+    match body {
+        RecordBody::Text(_) => {}
+        RecordBody::Completion { completion, .. } => completion.clear(),
+        RecordBody::Chat { messages, .. } => {
+            if let Some(last) = messages.last_mut() {
+                last.content.clear();
+            }
+        }
+        RecordBody::Task { task, fields } => {
+            if let Some(name) = task.answer_field(columns) {
+                fields.insert(name.to_string(), "".into());
+            }
+        }
     }
 }
 
@@ -308,19 +446,20 @@ fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
 }
 
 /// A name given as text or number.
-fn name_text(value: &Value) -> Option<String> {
+fn name_text(field: &str, value: &Value) -> Result<String, String> {
     match value {
-        Value::String(text) if !text.trim().is_empty() => Some(text.clone()),
-        Value::Number(number) => Some(number.to_string()),
-        _ => None,
+        Value::String(text) if text.trim().is_empty() => Err(format!("field \"{field}\" is empty; expected a name")),
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) => Ok(number.to_string()),
+        _ => Err(format!("field \"{field}\" is not a name; expected a text or a number")),
     }
 }
 
 fn without_byte_order_mark(bytes: &[u8]) -> Result<&[u8], Fault> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return Err(Fault { column: 1, reason: "the file is UTF-16; save it as UTF-8".to_string() });
+        return Err(Fault::at(1, "the file is UTF-16; save it as UTF-8"));
     }
-    Ok(bytes.strip_prefix(&[0xef, 0xbb, 0xbf]).unwrap_or(bytes))
+    Ok(bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes))
 }
 
 fn not_utf8(bytes: &[u8], valid_up_to: usize) -> Fault {
@@ -332,7 +471,7 @@ fn not_utf8(bytes: &[u8], valid_up_to: usize) -> Fault {
         "byte 0x{byte:02X} after \"{}\" is not UTF-8; the file may be in an old encoding such as Windows-1252: save it as UTF-8",
         shown(&tail)
     );
-    Fault { column, reason }
+    Fault::at(column, reason)
 }
 
 fn not_json(text: &str, error: &serde_json::Error) -> Fault {
@@ -342,13 +481,24 @@ fn not_json(text: &str, error: &serde_json::Error) -> Fault {
     let column = text[..byte].chars().count() + 1;
     let start = text[..byte].char_indices().rev().take(SNIPPET_CHARACTERS).last().map_or(byte, |(place, _)| place);
     let snippet: String = text[start..].chars().take(2 * SNIPPET_CHARACTERS).collect();
-    let full = error.to_string();
-    let what = full.split(" at line ").next().unwrap_or(&full);
+    let what = explained(error);
     let hint = match text.trim() {
         "{" | "[" => "; one whole record must stand on one line",
         _ => "",
     };
-    Fault { column, reason: format!("not valid JSON near \"{}\": {what}{hint}", shown(&snippet)) }
+    Fault::at(column, format!("not valid JSON near \"{}\": {what}{hint}", shown(&snippet)))
+}
+
+/// What serde_json says, without the place.
+fn explained(error: &serde_json::Error) -> String {
+    let full = error.to_string();
+    match full.split(" at line ").next().unwrap_or(&full) {
+        "lone leading surrogate in hex escape" | "unexpected end of hex escape" => {
+            "invalid Unicode escape: it is half of a character pair (\\ud800 to \\udfff), without its other half"
+                .to_string()
+        }
+        what => what.to_string(),
+    }
 }
 
 /// Text of the file made fit for a message: no control characters, not long.

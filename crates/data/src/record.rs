@@ -30,6 +30,9 @@ pub struct Record {
 /// The user of records that do not name one.
 pub const DEFAULT_USER: &str = "me";
 
+/// The id of a record that is in no file.
+const AD_HOC_ID: &str = "now";
+
 /// Part of a history that was given already divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Split {
@@ -55,7 +58,7 @@ pub enum RecordBody {
     },
     /// `{"messages", "tools"}`.
     Chat {
-        /// The turns in order; at least one is the assistant's.
+        /// The turns in order; at least one is the assistant's. An empty one at the end is asked for now.
         messages: Vec<Message>,
         /// Tool descriptions handed to the chat template as they are.
         tools: Option<Value>,
@@ -98,6 +101,11 @@ impl Message {
         let calls_tools = || self.extra.get("tool_calls").is_some_and(|calls| !calls.is_null());
         self.is_assistant() && (!self.content.trim().is_empty() || calls_tools())
     }
+
+    /// Whether it is a turn of the assistant with nothing in it: at the end of a conversation, one to be written.
+    pub fn is_unwritten(&self) -> bool {
+        self.is_assistant() && !self.is_answer()
+    }
 }
 
 impl Record {
@@ -119,7 +127,7 @@ impl Record {
     /// A record that is in no file, later than every record of a history: a question asked now.
     pub fn ad_hoc(user: &str, body: RecordBody) -> Record {
         Record {
-            id: "now".to_string(),
+            id: AD_HOC_ID.to_string(),
             user: user.to_string(),
             time: None,
             body,
@@ -128,6 +136,12 @@ impl Record {
             sequence: usize::MAX,
             split: None,
         }
+    }
+
+    /// The id by which messages call it; empty for a question asked now.
+    pub(crate) fn id_for_messages(&self) -> String {
+        let is_ad_hoc = self.id == AD_HOC_ID && self.file.as_os_str().is_empty();
+        if is_ad_hoc { String::new() } else { self.id.clone() }
     }
 
     /// A field of a task record.

@@ -38,6 +38,10 @@ impl Task for Chat {
         if !messages.iter().any(Message::is_answer) {
             return Err(format!("\"{name}\" has no answer: no turn of role \"assistant\" with text"));
         }
+        // An empty turn at the end would ask for an answer; a history holds only what was written.
+        while messages.last().is_some_and(Message::is_unwritten) {
+            messages.pop();
+        }
         let tools = match fields.remove(&columns.tools) {
             None | Some(Value::Null) => None,
             Some(tools @ Value::Array(_)) => Some(tools),
@@ -84,10 +88,18 @@ impl Task for Chat {
     }
 }
 
-/// The turns before the assistant's last turn, and that turn.
+/// Place of the turn that is asked for: an empty one of the assistant at the end, else the last answer.
+pub(crate) fn asked_turn(messages: &[Message]) -> Option<usize> {
+    match messages.last() {
+        Some(last) if last.is_unwritten() => Some(messages.len() - 1),
+        _ => messages.iter().rposition(Message::is_answer),
+    }
+}
+
+/// The turns before the turn that is asked for, and that turn.
 pub(crate) fn around_last_answer(record: &Record) -> (&[Message], Option<&Message>) {
     match &record.body {
-        RecordBody::Chat { messages, .. } => match messages.iter().rposition(Message::is_answer) {
+        RecordBody::Chat { messages, .. } => match asked_turn(messages) {
             Some(place) => (&messages[..place], Some(&messages[place])),
             None => (messages, None),
         },

@@ -157,6 +157,39 @@ fn a_long_conversation_loses_its_oldest_turns_first() {
 }
 
 #[test]
+fn the_prompt_asks_for_the_empty_turn_at_the_end() {
+    let pipeline = chat_pipeline();
+    let turns = [("user", "first"), ("assistant", "one"), ("user", "second"), ("assistant", "")];
+    let asked = data::Record::ad_hoc("me", chat(&turns));
+    let prompt = data::build_prompt(&pipeline, &asked, &Retriever::none(), &ExampleOptions::default(), 10).unwrap();
+    let text = pipeline.decode_with_special(&prompt.tokens);
+    assert!(text.contains("first") && text.contains("one") && text.contains("second"), "{text}");
+    assert!(text.ends_with("second<|im_end|>\n<|im_start|>assistant\n"), "{text}");
+    assert_eq!(prompt.gold, "");
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_said_in_the_words_of_the_user() {
+    let (pipeline, retriever) = (chat_pipeline(), Retriever::none());
+    let asked = data::Record::ad_hoc("me", completion("a question", ""));
+    for (tokens_max, kept, words) in [
+        (5, 3, "the prompt does not fit: 5 tokens are allowed, and 3 of them are kept for the answer"),
+        (5, usize::MAX, "the prompt does not fit: 5 tokens are allowed, and 5 of them are kept for the answer"),
+        (0, 1, "the prompt does not fit: 0 tokens are allowed, and 0 of them are kept for the answer"),
+    ] {
+        let options = ExampleOptions { tokens_max, ..ExampleOptions::default() };
+        let error = data::build_prompt(&pipeline, &asked, &retriever, &options, kept).unwrap_err();
+        assert!(matches!(error, ExampleError::PromptTooLong { .. }), "{error}");
+        assert_eq!(error.to_string(), words);
+        let error = build_example(&pipeline, &asked, &retriever, &options).unwrap_err();
+        assert!(!error.to_string().starts_with("now"), "{error}");
+        let named = record("me", 3, completion("a question", "b"));
+        let error = data::build_prompt(&pipeline, &named, &retriever, &options, kept).unwrap_err();
+        assert_eq!(error.to_string(), format!("me-3: {words}"));
+    }
+}
+
+#[test]
 fn a_text_is_learned_whole_and_ends_once() {
     let pipeline = plain_pipeline();
     let options = ExampleOptions::default();

@@ -45,7 +45,11 @@ fn a_fault_is_named_with_its_place_and_what_was_expected() {
         ("{\"text\": \"äöü\" x}\n".as_bytes(), &["history.jsonl:1:16:", "not valid JSON"]),
         (b"{\"text\": \"caf\xe9\"}\n", &["history.jsonl:1:14:", "0xE9", "Windows-1252", "UTF-8"]),
         (b"\xff\xfe{\0", &["history.jsonl:1:1:", "UTF-16"]),
-        (b"[{\"text\": \"a\"}]\n", &[":1:", "JSON list", "one record"]),
+        (b"[{\"text\": \"a\"}]\n", &[":1:", "the file is one JSON array; expected one record a line (JSON Lines)"]),
+        (b"\xef\xbb\xbf\n [\n{\"text\": \"a\"}\n]\n", &[":2:", "the file is one JSON array"]),
+        (b"{\"text\": \"a\"}\n[1]\n", &[":2:", "JSON list", "one record"]),
+        (b"{\"text\": \"a\", \"id\": \"\"}\n", &["\"id\" is empty; expected a name"]),
+        (b"{\"text\": \"a\", \"user\": \" \"}\n", &["\"user\" is empty; expected a name"]),
         (b"{\n\"text\": \"a\"\n}\n", &[":1:", "one whole record must stand on one line"]),
         (b"17\n", &[":1:", "a number", "expected a record"]),
         (b"{\"txt\": \"a\"}\n", &[":1:", "(txt)", "\"text\"", "\"prompt\""]),
@@ -60,7 +64,7 @@ fn a_fault_is_named_with_its_place_and_what_was_expected() {
         (b"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\"}]}]}\n", &["type \"image\""]),
         (
             b"{\"id\": \"a\", \"text\": \"x\"}\n{\"id\": \"a\", \"text\": \"y\"}\n",
-            &[":2:", "id \"a\" was already used in", ":1"],
+            &[":2:", "id \"a\" was already used in line 1"],
         ),
         (b"{\"text\": \"a\", \"time\": \"soon\"}\n", &["\"time\" is no time", "2024-05-31"]),
         (b"{\"text\": \"a\", \"user\": {}}\n", &["\"user\" is not a name"]),
@@ -71,7 +75,8 @@ fn a_fault_is_named_with_its_place_and_what_was_expected() {
             &["\"lines_added\" is -1, expected a whole number"],
         ),
         (deep.as_bytes(), &["history.jsonl:1:", "recursion limit"]),
-        (b"{\"text\": \"\\ud800\"}\n", &["not valid JSON"]),
+        (b"{\"text\": \"\\ud800\"}\n", &["not valid JSON", "invalid Unicode escape", "half of a character pair"]),
+        (b"{\"text\": \"\\udc00 x\"}\n", &["half of a character pair"]),
         (b"", &["no record", "the file is empty"]),
         (b"\n\n", &["no record"]),
     ];
@@ -103,7 +108,7 @@ fn faults_can_be_left_out_and_are_counted() {
     assert_eq!(places, [(2, 1), (3, 0)]);
     assert!(history.skipped[1].reason.contains("longer than 16 MiB"));
     let nothing = read_bytes(b"broken\n", &options).unwrap_err();
-    assert!(nothing.contains("all 1 lines were left out") && nothing.contains(":1:1:"), "{nothing}");
+    assert!(nothing.contains("every line was left out (1)") && nothing.contains(":1:1:"), "{nothing}");
 }
 
 #[test]
@@ -139,7 +144,68 @@ fn users_are_filtered_and_held_out_by_user() {
     let filtered = read_bytes(lines.as_bytes(), &only).unwrap();
     assert_eq!((filtered.records.len(), filtered.other_users_count), (5, 5));
     let nobody = ReadOptions { user: Some("z".into()), ..ReadOptions::default() };
-    assert!(read_bytes(lines.as_bytes(), &nobody).unwrap_err().contains("no record of user \"z\""));
+    let error = read_bytes(lines.as_bytes(), &nobody).unwrap_err();
+    assert_eq!(error, "no record of user \"z\"; the users are: a (5), b (5)");
+    let nameless = ReadOptions { user: Some(String::new()), ..ReadOptions::default() };
+    let error = read_bytes(lines.as_bytes(), &nameless).unwrap_err();
+    assert_eq!(error, "no record of user \"\"; the users are: a (5), b (5)");
+    let many: String = (0..30).map(|user| format!("{{\"user\": \"u{user}\", \"text\": \"t\"}}\n")).collect();
+    let error = read_bytes(many.as_bytes(), &nobody).unwrap_err();
+    assert!(error.contains("u0 (1), u1 (1)") && error.ends_with("u19 (1) and 10 more"), "{error}");
+}
+
+#[test]
+fn a_json_array_over_several_lines_is_refused_even_where_bad_lines_are_left_out() {
+    let options = ReadOptions { on_bad_line: OnBadLine::Skip, ..ReadOptions::default() };
+    let error = read_bytes(b"[\n{\"text\": \"a\"},\n{\"text\": \"b\"}\n]\n", &options).unwrap_err();
+    assert!(error.contains("the file is one JSON array"), "{error}");
+    let history = read_bytes(b"[1]\n{\"text\": \"b\"}\n", &options).unwrap();
+    assert_eq!((history.records.len(), history.skipped.len()), (1, 1));
+}
+
+#[test]
+fn a_question_is_read_with_and_without_its_answer() {
+    let read = |text: &str| data::read_question(text, &data::ColumnNames::default());
+    for text in [
+        "{\"prompt\": \"a\"}",
+        "\u{feff}{\"prompt\": \"a\", \"completion\": null}\n",
+        "{\"prompt\": \"a\", \"completion\": \"\", \"task\": \"completion\"}",
+    ] {
+        let body = read(text);
+        assert!(
+            matches!(&body, Ok(RecordBody::Completion { prompt, completion }) if prompt == "a" && completion.is_empty()),
+            "{text}: {body:?}"
+        );
+    }
+    let body = read("{\"prompt\": \"a\", \"completion\": \"b\"}");
+    assert!(matches!(&body, Ok(RecordBody::Completion { completion, .. }) if completion == "b"), "{body:?}");
+
+    let (user, other) = ("{\"role\": \"user\", \"content\": \"q\"}", "{\"role\": \"assistant\", \"content\": \"x\"}");
+    let empty = "{\"role\": \"assistant\", \"content\": \"\"}";
+    for (turns, expected) in [
+        (vec![user], vec!["q", ""]),
+        (vec![user, other, user], vec!["q", "x", "q", ""]),
+        (vec![user, other, user, empty], vec!["q", "x", "q", ""]),
+        (vec![user, other], vec!["q", "x"]),
+    ] {
+        let text = format!("\u{feff}{{\"messages\": [{}]}}", turns.join(", "));
+        let Ok(RecordBody::Chat { messages, .. }) = read(&text) else { panic!("{text}: {:?}", read(&text)) };
+        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        assert_eq!(contents, expected);
+        assert!(messages.last().unwrap().is_assistant());
+    }
+    let body = read("{\"abstract\": \"about\"}").unwrap();
+    assert_eq!(data::Record::ad_hoc("me", body).answer(), "");
+    for (text, word) in [
+        ("{\"messages\": []}", "has no answer"),
+        ("{\"completion\": \"b\"}", "\"prompt\" is missing"),
+        ("[{\"prompt\": \"a\"}]", "a list"),
+        ("{\"prompt\": \"\\ud800\"}", "half of a character pair"),
+        ("{\"task\": \"poem\"}", "unknown task"),
+    ] {
+        let error = read(text).unwrap_err();
+        assert!(error.contains(word), "{error:?} should say {word:?}");
+    }
 }
 
 #[test]
@@ -177,6 +243,8 @@ fn a_folder_is_read_by_its_parts() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let error = read_history(Path::new("/nowhere/history.jsonl"), &ReadOptions::default()).unwrap_err().to_string();
-    assert!(error.starts_with("/nowhere/history.jsonl: "), "{error}");
+    let error = read_history(Path::new("/nowhere/history.jsonl"), &ReadOptions::default()).unwrap_err();
+    assert!(matches!(&error, data::DataError::Read { path, .. } if path.ends_with("history.jsonl")), "{error:?}");
+    // The caller names the path; the message does not repeat it.
+    assert!(!error.to_string().contains("nowhere"), "{error}");
 }
