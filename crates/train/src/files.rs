@@ -7,26 +7,38 @@ use std::path::{Path, PathBuf};
 
 /// A file operation that failed: what was being done, to which path, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("could not {action} {}: {source}{}", path.display(), advice(source))]
+#[error("could not {action} {}: {source}{}", path.display(), advice(source, *nothing_saved))]
 pub struct FileError {
     pub action: &'static str,
     pub path: PathBuf,
     pub source: io::Error,
+    /// The run is new: there is nothing yet that could be intact.
+    nothing_saved: bool,
 }
 
 impl FileError {
     pub(crate) fn new(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-        move |source| FileError { action, path: path.to_owned(), source }
+        move |source| FileError { action, path: path.to_owned(), source, nothing_saved: false }
+    }
+    /// The same failure of a run that has saved nothing yet.
+    pub(crate) fn of_new_run(self) -> FileError {
+        FileError { nothing_saved: true, ..self }
     }
 }
 
-fn advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+fn advice(error: &io::Error, nothing_saved: bool) -> &'static str {
+    match (error.kind(), nothing_saved) {
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, false) => {
             "; free some space and resume, what was saved before is intact"
         }
-        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, true) => {
+            "; free some space, or choose a folder on another disk"
+        }
+        (io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied, false) => {
             "; the folder must be writable, what was saved before is intact"
+        }
+        (io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied, true) => {
+            "; choose a folder that is yours and can be written"
         }
         _ => "",
     }
@@ -40,6 +52,33 @@ pub(crate) fn create_folder(path: &Path) -> Result<(), FileError> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(path).map_err(FileError::new("create", path))
+}
+
+/// Takes from everyone but its owner the rights to an existing folder.
+#[cfg(unix)]
+pub(crate) fn make_folder_private(path: &Path) -> Result<(), FileError> {
+    use std::os::unix::fs::PermissionsExt;
+    const OTHERS: u32 = 0o077;
+    let failed = || FileError::new("make private", path);
+    let mode = || fs::metadata(path).map(|folder| folder.permissions().mode() & 0o777).map_err(failed());
+    if mode()? & OTHERS == 0 {
+        return Ok(());
+    }
+    crash::point().and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700))).map_err(failed())?;
+    // Some file systems say yes and do nothing.
+    match mode()? {
+        mode if mode & OTHERS == 0 => Ok(()),
+        mode => {
+            let problem = format!("its file system keeps it open to others (mode {mode:o}); choose another folder");
+            Err(failed()(io::Error::other(problem)))
+        }
+    }
+}
+
+/// Elsewhere folders inherit the rights of the user's own.
+#[cfg(not(unix))]
+pub(crate) fn make_folder_private(_: &Path) -> Result<(), FileError> {
+    Ok(())
 }
 
 /// Opens `path` for writing with an empty content, readable by its owner only.

@@ -15,12 +15,14 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{ConfigError, TrainConfig};
 use crate::files::{self, FileError};
+use crate::metrics::read_metrics;
 use crate::outcome::TrainOutcome;
 use crate::plan::TrainPlan;
 use crate::state::file::{self as state_file, StateError};
@@ -30,6 +32,8 @@ const FORMAT: &str = "selftune run";
 const VERSION: u32 = 1;
 /// Our own small JSON files are kilobytes; anything larger is not ours.
 const JSON_BYTES_MAX: u64 = 256 << 20;
+/// What a folder can hold before training begins. A run that was interrupted there has nothing to lose.
+const NAMES_BEFORE_TRAINING: [&str; 4] = ["run.json", "run.new", "config.new", "lock"];
 
 /// What is wrong with a run folder.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +54,12 @@ pub enum RunFolderError {
     Broken { path: PathBuf, what: String },
     #[error("{} is in use by another training process{}", path.display(), holder(*process))]
     InUse { path: PathBuf, process: Option<u32> },
+    #[error(
+        "{} cannot go on: its state is gone, but it has {}. Nothing was changed and the adapters are kept; \
+         start a new run in another folder",
+        path.display(), left.join(" and ")
+    )]
+    StateGone { path: PathBuf, left: Vec<String> },
 }
 
 fn holder(process: Option<u32>) -> String {
@@ -90,6 +100,8 @@ pub struct ExampleList {
 pub struct RunFolder {
     path: PathBuf,
     manifest: Manifest,
+    /// A new run belongs to its creator from the first file on; training takes the lock over.
+    lock: Mutex<Option<RunLock>>,
 }
 
 /// What `inspect` shows of a run.
@@ -121,22 +133,27 @@ pub enum RunStatus {
 }
 
 impl RunFolder {
-    /// Makes the folder of a new run at `path`, which must not exist or be empty. `inputs` is kept for the caller:
-    /// whatever it needs to find model and history again on resume.
+    /// Makes the folder of a new run at `path`, which must not exist, or be empty, or hold a run that ended before its
+    /// training began. `inputs` is kept for the caller: whatever it needs to find model and history again on resume.
+    ///
+    /// The run belongs to this process until its training ends or the `RunFolder` is dropped.
     pub fn create(path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
-        if path.join("run.json").exists() {
-            return Err(RunFolderError::Exists { path: path.to_owned() });
-        }
+        Self::create_locked(path, inputs).map_err(|error| match error {
+            RunFolderError::File(error) => RunFolderError::File(error.of_new_run()),
+            other => other,
+        })
+    }
+
+    fn create_locked(path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
         match std::fs::read_dir(path) {
-            // A name left by an interrupted creation is ours.
-            Ok(mut entries) => {
-                if entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != "run.new")) {
-                    return Err(RunFolderError::Foreign { path: path.to_owned() });
-                }
-            }
+            Ok(_) => check_not_begun(path)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => files::create_folder(path)?,
             Err(error) => return Err(FileError::new("read", path)(error).into()),
         }
+        files::make_folder_private(path)?;
+        let lock = RunLock::take(path)?;
+        // Another process may have begun, and even ended, while this one came to its turn.
+        check_not_begun(path)?;
         let manifest = Manifest {
             format: FORMAT.to_owned(),
             version: VERSION,
@@ -146,7 +163,7 @@ impl RunFolder {
             inputs,
         };
         files::replace_json(&path.join("run.json"), &manifest)?;
-        Ok(RunFolder { path: path.to_owned(), manifest })
+        Ok(RunFolder { path: path.to_owned(), manifest, lock: Mutex::new(Some(lock)) })
     }
 
     /// Opens the folder of an existing run.
@@ -158,7 +175,7 @@ impl RunFolder {
             let what = format!("`{}` version {}, expected `{FORMAT}` {VERSION}", manifest.format, manifest.version);
             return Err(RunFolderError::Broken { path: manifest_path, what });
         }
-        Ok(RunFolder { path: path.to_owned(), manifest })
+        Ok(RunFolder { path: path.to_owned(), manifest, lock: Mutex::new(None) })
     }
 
     pub fn path(&self) -> &Path {
@@ -235,6 +252,24 @@ impl RunFolder {
         })
     }
 
+    /// Refuses a run that was trained but has no state any more: to begin again would replace its adapters.
+    pub(crate) fn check_never_trained(&self) -> Result<(), RunFolderError> {
+        let mut left = Vec::new();
+        for (name, content) in [("adapter", "adapters"), ("summary.json", "a summary of its end")] {
+            if holds_anything(&self.path.join(name))? {
+                left.push(format!("{content} ({name})"));
+            }
+        }
+        let metrics = self.metrics_path();
+        if metrics.exists() {
+            let (steps, _) = read_metrics(&metrics)?;
+            if let Some(last) = steps.last() {
+                left.push(format!("metrics of {} updates (metrics.jsonl)", last.step));
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(RunFolderError::StateGone { path: self.path.clone(), left }) }
+    }
+
     /// Writes what is known before the first update.
     pub(crate) fn begin(
         &self,
@@ -242,26 +277,96 @@ impl RunFolder {
         plan: &TrainPlan,
         examples: &ExampleList,
     ) -> Result<(), RunFolderError> {
-        files::replace_json(&self.path.join("config.json"), config)?;
-        files::replace_json(&self.path.join("plan.json"), plan)?;
-        files::replace_json(&self.path.join("examples.json"), examples)?;
-        files::create_folder(&self.state_folder())?;
-        Ok(())
+        let write = || {
+            files::replace_json(&self.path.join("config.json"), config)?;
+            files::replace_json(&self.path.join("plan.json"), plan)?;
+            files::replace_json(&self.path.join("examples.json"), examples)?;
+            files::create_folder(&self.state_folder())
+        };
+        Ok(write().map_err(FileError::of_new_run)?)
     }
     pub(crate) fn end(&self, outcome: &TrainOutcome) -> Result<(), RunFolderError> {
         Ok(files::replace_json(&self.path.join("summary.json"), outcome)?)
     }
 
-    /// Takes the run for this process until the lock is dropped. The system releases it when the process ends,
-    /// however it ends, so a dead process leaves no lock behind.
+    /// Takes the run for this process until the lock is dropped.
     pub(crate) fn lock(&self) -> Result<RunLock, RunFolderError> {
-        let path = self.path.join("lock");
+        let kept = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.map_or_else(|| RunLock::take(&self.path), Ok)
+    }
+
+    fn is_locked(&self) -> bool {
+        is_locked(&self.path)
+    }
+}
+
+fn is_locked(run: &Path) -> bool {
+    File::open(run.join("lock")).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// The process that holds a run says so in the lock's file.
+fn lock_holder(run: &Path) -> Option<u32> {
+    std::fs::read_to_string(run.join("lock")).ok()?.trim().parse().ok()
+}
+
+/// Refuses a folder that holds anything but the traces of a run whose training never began.
+fn check_not_begun(path: &Path) -> Result<(), RunFolderError> {
+    let read = |error| RunFolderError::File(FileError::new("read", path)(error));
+    let manifest = path.join("run.json");
+    if manifest.exists() {
+        // One that is not ours is refused, and so are damaged ones, which no interruption makes.
+        RunFolder::open(path)?;
+    }
+    for entry in std::fs::read_dir(path).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let is_ours = entry.file_type().map_err(read)?.is_file()
+            && NAMES_BEFORE_TRAINING.iter().any(|name| entry.file_name() == *name)
+            && (entry.file_name() != "lock" || is_our_lock(&entry.path()));
+        if is_ours {
+            continue;
+        }
+        let path = path.to_owned();
+        return Err(match manifest.exists() {
+            true if is_locked(&path) => RunFolderError::InUse { process: lock_holder(&path), path },
+            true => RunFolderError::Exists { path },
+            false => RunFolderError::Foreign { path },
+        });
+    }
+    Ok(())
+}
+
+/// Whether a file holds nothing but the number of a process, if that.
+fn is_our_lock(path: &Path) -> bool {
+    const BYTES_MAX: u64 = 16;
+    std::fs::metadata(path).is_ok_and(|file| file.len() <= BYTES_MAX)
+        && std::fs::read(path).is_ok_and(|text| text.trim_ascii().iter().all(u8::is_ascii_digit))
+}
+
+/// Whether there is a file at `path`, or a folder with something in it.
+fn holds_anything(path: &Path) -> Result<bool, RunFolderError> {
+    match std::fs::read_dir(path) {
+        Ok(mut entries) => Ok(entries.next().is_some()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Ok(true),
+        Err(error) => Err(FileError::new("read", path)(error).into()),
+    }
+}
+
+/// Holds a run for one process.
+#[derive(Debug)]
+pub(crate) struct RunLock {
+    file: File,
+}
+
+impl RunLock {
+    /// The system releases it when the process ends, however it ends, so a dead process leaves no lock behind.
+    fn take(run: &Path) -> Result<RunLock, RunFolderError> {
+        let path = run.join("lock");
         let mut file = files::append_file(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let process = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
-                return Err(RunFolderError::InUse { path: self.path.clone(), process });
+                return Err(RunFolderError::InUse { path: run.to_owned(), process: lock_holder(run) });
             }
             // A file system without locks: the protection is lost, training is not.
             Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
@@ -271,17 +376,6 @@ impl RunFolder {
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(RunLock { file })
     }
-
-    fn is_locked(&self) -> bool {
-        File::open(self.path.join("lock"))
-            .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
-    }
-}
-
-/// Holds a run for one process.
-#[derive(Debug)]
-pub(crate) struct RunLock {
-    file: File,
 }
 
 impl Drop for RunLock {
@@ -319,6 +413,7 @@ mod tests {
         let path = parent.path().join("a/b");
         RunFolder::create(&path, serde_json::json!({"model": "m.gguf"})).unwrap();
         assert_eq!(RunFolder::open(&path).unwrap().inputs()["model"], "m.gguf");
+        std::fs::write(path.join("config.json"), "").unwrap();
         assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::Exists { .. })));
 
         let foreign = parent.path().join("foreign");
@@ -334,6 +429,78 @@ mod tests {
         assert!(matches!(RunFolder::create(&file, Value::Null), Err(RunFolderError::File(_))));
     }
 
+    #[test]
+    fn a_run_that_never_began_makes_way_for_a_new_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        drop(RunFolder::create(&path, "old".into()).unwrap());
+        // As kills leave it: torn temporary files, and a lock that nobody holds.
+        std::fs::write(path.join("run.new"), "{\"format").unwrap();
+        std::fs::write(path.join("config.new"), "{").unwrap();
+        drop(RunFolder::create(&path, "new".into()).unwrap());
+        assert_eq!(RunFolder::open(&path).unwrap().inputs(), "new");
+        std::fs::remove_file(path.join("run.json")).unwrap();
+        drop(RunFolder::create(&path, "without run.json".into()).unwrap());
+
+        // Whatever training left is never taken over.
+        for name in ["config.json", "state", "adapter", "summary.json", "metrics.jsonl", "report.html"] {
+            let made = path.join(name);
+            if name.contains('.') { std::fs::write(&made, "") } else { std::fs::create_dir(&made) }.unwrap();
+            let error = RunFolder::create(&path, "newer".into()).unwrap_err();
+            assert!(matches!(error, RunFolderError::Exists { .. }), "{name}: {error}");
+            if name.contains('.') { std::fs::remove_file(&made) } else { std::fs::remove_dir(&made) }.unwrap();
+        }
+        assert_eq!(RunFolder::open(&path).unwrap().inputs(), "without run.json");
+        // Nor is what another program calls by the same names.
+        std::fs::write(path.join("run.json"), "{\"format\": \"marathon\"}").unwrap();
+        assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::Broken { .. })));
+        std::fs::remove_file(path.join("run.json")).unwrap();
+        std::fs::write(path.join("lock"), "combination 12-34").unwrap();
+        assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::Foreign { .. })));
+        assert_eq!(std::fs::read_to_string(path.join("lock")).unwrap(), "combination 12-34");
+    }
+
+    #[test]
+    fn of_many_that_create_the_same_run_one_wins() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("runs/run");
+        let attempt = |number: usize| RunFolder::create(&path, number.into());
+        let attempts: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|number| scope.spawn(move || attempt(number))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (won, lost): (Vec<_>, Vec<_>) = attempts.into_iter().partition(Result::is_ok);
+        assert_eq!(won.len(), 1);
+        for error in lost.into_iter().map(Result::unwrap_err) {
+            assert!(matches!(error, RunFolderError::InUse { .. }), "{error}");
+            assert!(error.to_string().contains("is in use by another training process"), "{error}");
+        }
+        let winner = won.into_iter().next().unwrap().unwrap();
+        assert_eq!(RunFolder::open(&path).unwrap().inputs(), winner.inputs(), "nothing is mixed");
+        // From creation to the end of training, also once it has begun.
+        std::fs::write(path.join("config.json"), "").unwrap();
+        assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::InUse { .. })));
+        let lock = winner.lock().unwrap();
+        assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::InUse { .. })));
+        drop(lock);
+        assert!(matches!(RunFolder::create(&path, Value::Null), Err(RunFolderError::Exists { .. })));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error_of_a_file_and_promises_nothing() {
+        let error = RunFolder::create(Path::new("/proc/run"), Value::Null).unwrap_err();
+        assert!(matches!(&error, RunFolderError::File(error) if error.path == Path::new("/proc/run")), "{error}");
+        assert!(error.to_string().contains("could not create /proc/run"), "{error}");
+        let path = Path::new("run");
+        for kind in [std::io::ErrorKind::ReadOnlyFilesystem, std::io::ErrorKind::StorageFull] {
+            let error = || FileError::new("create", path)(kind.into());
+            assert!(error().to_string().contains("what was saved before is intact"));
+            let message = error().of_new_run().to_string();
+            assert!(!message.contains("intact") && message.contains("choose a folder"), "{message}");
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn folders_and_files_are_private() {
@@ -346,6 +513,19 @@ mod tests {
         assert_eq!(mode(&path), 0o700);
         assert_eq!(mode(&path.join("run.json")), 0o600);
         assert_eq!(mode(&path.join("lock")), 0o600);
+        // An existing folder, open to others, is closed first.
+        let open = parent.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o755)).unwrap();
+        RunFolder::create(&open, Value::Null).unwrap();
+        assert_eq!((mode(&open), mode(&open.join("run.json"))), (0o700, 0o600));
+        // One that holds something else stays as it is.
+        let foreign = parent.path().join("foreign");
+        std::fs::create_dir(&foreign).unwrap();
+        std::fs::write(foreign.join("thesis.txt"), "").unwrap();
+        std::fs::set_permissions(&foreign, std::fs::Permissions::from_mode(0o755)).unwrap();
+        RunFolder::create(&foreign, Value::Null).unwrap_err();
+        assert_eq!(mode(&foreign), 0o755);
     }
 
     #[test]

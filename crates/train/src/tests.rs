@@ -14,7 +14,7 @@ use crate::files::crash;
 use crate::metrics::read_metrics;
 use crate::outcome::{RunEnd, TrainOutcome};
 use crate::plan::{TrainPlan, Trained};
-use crate::run_folder::{RunFolder, RunStatus};
+use crate::run_folder::{RunFolder, RunFolderError, RunStatus};
 use crate::train::{Begin, train_learner};
 
 /// A run on a stand-in, with what the tests vary.
@@ -423,6 +423,36 @@ fn a_best_adapter_that_was_taken_away_is_chosen_anew() {
     setup.run(&path, Fake::default(), true, &mut observe).unwrap();
     assert!(said);
     assert!(path.join("adapter/best/values").exists());
+}
+
+#[test]
+fn a_trained_run_without_its_state_is_not_trained_over() {
+    let setup = Setup::new();
+    let (_parent, path) = folder();
+    setup.run_to_end(&path);
+    std::fs::remove_dir_all(path.join("state")).unwrap();
+    let adapter = std::fs::read(path.join("adapter/best/values")).unwrap();
+    let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
+    let refused = |parts: &[&str]| {
+        for resume in [true, false] {
+            let error = setup.run(&path, Fake::default(), resume, &mut |_| Control::Continue).unwrap_err();
+            assert!(matches!(error, TrainError::Run(RunFolderError::StateGone { .. })), "{error}");
+            let message = error.to_string();
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+            assert!(message.contains("state is gone") && message.contains("new run in another folder"), "{message}");
+        }
+    };
+    refused(&["adapters (adapter)", "summary.json", "metrics of 12 updates"]);
+    assert_eq!(std::fs::read(path.join("adapter/best/values")).unwrap(), adapter);
+    assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
+    // Each alone is reason enough; without any of them nothing was ever trained.
+    std::fs::remove_file(path.join("summary.json")).unwrap();
+    refused(&["adapters (adapter)"]);
+    std::fs::rename(path.join("adapter"), path.join("elsewhere")).unwrap();
+    refused(&["metrics of 12 updates"]);
+    std::fs::remove_file(path.join("metrics.jsonl")).unwrap();
+    std::fs::create_dir(path.join("state")).unwrap();
+    assert_eq!(setup.resume(&path).step, 12);
 }
 
 /// Not a test by itself: the process that [`killed_processes_lose_nothing`] kills.

@@ -28,7 +28,8 @@ pub struct TrainInputs<'a> {
     pub validation: &'a [Example],
     pub config: &'a TrainConfig,
     pub run: &'a RunFolder,
-    /// Go on with the run in the folder. Without a saved state it starts from the beginning.
+    /// Go on with the run in the folder. One that never saved starts from the beginning; one whose state is gone is
+    /// refused.
     pub resume: bool,
 }
 
@@ -108,7 +109,10 @@ pub(crate) fn train_learner<L: Learner>(
             learner.restore(&state.parameters, &state.first_moment, &state.second_moment)?;
             Some(state.progress)
         }
-        None => None,
+        None => {
+            run.check_never_trained()?;
+            None
+        }
     };
     let (training_speed, validation_speed) = probe(&mut learner, begin.examples)?;
     plan.estimate_time(training_speed, validation_speed);
@@ -179,6 +183,7 @@ fn check_examples(examples: &[Example], validation: &[Example], config: &TrainCo
             return Err(TrainError::TooLong { record: record(), tokens, limit: config.tokens_max });
         }
     }
+    config.validate_for(examples.len())?;
     let records: Vec<String> =
         all().filter(|example| supervised_tokens(example) == 0).map(|example| example.record_id.clone()).collect();
     match records.len() {

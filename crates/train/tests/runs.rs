@@ -216,8 +216,11 @@ fn impossible_requests_are_refused_before_anything_is_written() {
         let path = parent.path().join("run");
         let error = setup.run(&path, false, &mut |_| Control::Continue).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
-        let left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left, ["run.json"]);
+        let mut left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["lock", "run.json"]);
+        // What never began makes way for the next attempt.
+        RunFolder::create(&path, Value::Null).unwrap();
     };
     refused(&|setup| setup.examples.clear(), "no examples");
     refused(&|setup| setup.examples[3].loss_mask.fill(false), "1 of 14 examples have no supervised token");
@@ -231,6 +234,30 @@ fn impossible_requests_are_refused_before_anything_is_written() {
     refused(&|setup| setup.config.tokens_max = 8, "more than tokens_max = 8");
     refused(&|setup| setup.config.adapted_blocks = 3, "expected -1 or 1 to 2, the blocks of this model");
     refused(&|setup| setup.config.rank = 100, "rank is 100");
+    refused(&|setup| setup.config.warmup_steps = 12, "`warmup_steps = 12` is not possible: expected less than the 12");
+}
+
+#[cfg(unix)]
+#[test]
+fn everything_in_a_run_folder_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+    fn check(path: &Path, seen: &mut usize) {
+        let metadata = std::fs::metadata(path).unwrap();
+        let expected = if metadata.is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(metadata.permissions().mode() & 0o777, expected, "{}", path.display());
+        *seen += 1;
+        if metadata.is_dir() {
+            std::fs::read_dir(path).unwrap().for_each(|entry| check(&entry.unwrap().path(), seen));
+        }
+    }
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Setup::new().run(&path, false, &mut |_| Control::Continue).unwrap();
+    let mut seen = 0;
+    check(&path, &mut seen);
+    assert!(path.join("adapter/last/selftune.json").exists() && seen > 15, "{seen} files and folders");
 }
 
 #[test]

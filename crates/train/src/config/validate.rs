@@ -6,6 +6,8 @@ use super::{ConfigError, TrainConfig};
 const RANK_MAX: usize = 1024;
 /// Far above the context of any model, low enough that no product of sizes overflows.
 const TOKENS_MAX: usize = 1 << 20;
+/// Years of training on any machine, and few enough to list.
+const UPDATES_MAX: u64 = 10_000_000;
 /// Numbers in files are signed 64-bit.
 const COUNT_MAX: u64 = i64::MAX as u64;
 
@@ -57,7 +59,10 @@ impl TrainConfig {
             "1 or more, or `steps` set to the number of updates",
         )?;
         count("passes", self.passes, 0..=1_000_000)?;
-        count("steps", self.steps, 0..=COUNT_MAX)?;
+        count("steps", self.steps, 0..=UPDATES_MAX)?;
+        if self.steps > 0 {
+            self.validate_warm_up(self.steps)?;
+        }
         count("accumulation", self.accumulation as u64, 1..=1_000_000)?;
         count("seed", self.seed, 0..=COUNT_MAX)?;
 
@@ -79,6 +84,25 @@ impl TrainConfig {
         count("save_every_steps", self.save_every_steps, 0..=COUNT_MAX)?;
         real("save_every_seconds", self.save_every_seconds, |x| x >= 0.0, "0 or more")?;
         Ok(())
+    }
+
+    /// Checks what depends on the number of training examples.
+    pub(crate) fn validate_for(&self, examples: usize) -> Result<(), ConfigError> {
+        let updates = self.updates(examples);
+        if updates > UPDATES_MAX {
+            let expected = format!("so few passes that {examples} examples take at most {UPDATES_MAX} updates");
+            return Err(ConfigError::range("passes", self.passes, expected));
+        }
+        self.validate_warm_up(updates)
+    }
+
+    fn validate_warm_up(&self, updates: u64) -> Result<(), ConfigError> {
+        if self.warmup_steps == 0 || self.warmup_steps < updates {
+            return Ok(());
+        }
+        let source = if self.steps > 0 { "steps" } else { "passes" };
+        let expected = format!("less than the {updates} updates of the run, which `{source}` decides");
+        Err(ConfigError::range("warmup_steps", self.warmup_steps, expected))
     }
 }
 
@@ -111,6 +135,7 @@ mod tests {
             ("warmup_ratio=1.5", "expected 0 to 1"),
             ("threads=5000", "expected 0 to 1024"),
             ("save_every_seconds=-1", "expected 0 or more"),
+            ("steps=10000001", "`steps = 10000001` is not possible: expected 0 to 10000000"),
         ] {
             let error = TrainConfig::load(None, None, &[text.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
@@ -118,6 +143,29 @@ mod tests {
         // Values are judged together, after the last override.
         let both = TrainConfig::load(None, None, &["passes=0".to_owned(), "steps=3".to_owned()]).unwrap();
         assert_eq!(both.updates(100), 3);
+    }
+
+    #[test]
+    fn a_warm_up_ends_before_the_run_does() {
+        let load = |settings: &[&str]| {
+            let settings: Vec<String> = settings.iter().map(|text| (*text).to_owned()).collect();
+            TrainConfig::load(None, None, &settings)
+        };
+        let error = load(&["warmup_steps=5", "steps=5"]).unwrap_err();
+        assert!(matches!(error, ConfigError::Range { key: "warmup_steps", .. }));
+        let message = error.to_string();
+        assert!(message.contains("`warmup_steps = 5`") && message.contains("the 5 updates"), "{message}");
+        assert!(message.contains("`steps`"), "{message}");
+        load(&["warmup_steps=4", "steps=5"]).unwrap();
+
+        // With passes the number of updates is known only with the examples.
+        let passes = load(&["warmup_steps=6", "passes=3", "accumulation=2"]).unwrap();
+        passes.validate_for(5).unwrap();
+        let message = passes.validate_for(4).unwrap_err().to_string();
+        assert!(message.contains("`warmup_steps = 6`") && message.contains("the 6 updates"), "{message}");
+        assert!(message.contains("`passes`"), "{message}");
+        let message = load(&["passes=1000000"]).unwrap().validate_for(100).unwrap_err().to_string();
+        assert!(message.contains("`passes = 1000000`") && message.contains("at most 10000000 updates"), "{message}");
     }
 
     #[test]
