@@ -151,10 +151,103 @@ fn what_cannot_be_imported_is_said() {
     for author in ["", "  ", "a\nb"] {
         assert!(matches!(import_git(&options(&repository, author, 10)), Err(GitError::Author(_))));
     }
+    for user in ["", " ", "a\nb"] {
+        let result = import_git(&GitImportOptions { user: Some(user.into()), ..options(&repository, "Ann", 10) });
+        assert!(matches!(result, Err(GitError::User(_))), "{result:?}");
+    }
     let outside = tempfile::tempdir().unwrap();
     let mut wrong = options(&repository, "Ann", 10);
     wrong.repository = outside.path().to_path_buf();
     assert!(matches!(import_git(&wrong), Err(GitError::NotARepository { .. })));
     wrong.repository = outside.path().join("missing");
     assert!(import_git(&wrong).unwrap_err().to_string().contains("does not exist"));
+}
+
+#[test]
+fn an_author_text_that_means_several_people_is_refused() {
+    let Some(mut repository) = Repository::new() else { return };
+    repository.commit("Ann", "one", &[("a.txt", b"one\n")]);
+    repository.commit("Joann", "two", &[("b.txt", b"two\n")]);
+    repository.commit("Joann", "three", &[("b.txt", b"three\n")]);
+    let error = import_git(&options(&repository, "ann", 10)).unwrap_err();
+    assert!(matches!(error, GitError::SeveralPeople { .. }), "{error}");
+    let message = error.to_string();
+    assert!(message.contains("Joann <joann@example.com> (2), Ann <ann@example.com> (1)"), "{message}");
+    assert!(message.contains("more of the name, or an e-mail address"), "{message}");
+    // A whole address means one person, even though it is the end of another's.
+    let import = import_git(&options(&repository, "ann@example.com", 10)).unwrap();
+    assert_eq!((import.records.len(), import.commits_count, import.older_count), (1, 1, 0));
+    assert_eq!(import.authors, [("Ann".to_string(), 1)]);
+    // Merged on purpose.
+    let both = GitImportOptions { user: Some("us".into()), ..options(&repository, "ann", 10) };
+    let import = import_git(&both).unwrap();
+    assert_eq!(import.records.len(), 3);
+    assert!(import.records.iter().all(|record| record["user"] == "us"));
+    // One name with two addresses, and one address with two names, are one person.
+    for (author, subject) in [("Ann <other@example.com>", "four"), ("Zoe Ann <other@example.com>", "five")] {
+        std::fs::write(repository.path().join("c.txt"), subject).unwrap();
+        repository.git(&["add", "-A"], "Bob");
+        repository.git(&["commit", "-q", "-m", subject, "--author", author], "Bob");
+    }
+    let import = import_git(&options(&repository, "other@example.com", 10)).unwrap();
+    assert_eq!(import.authors.len(), 2);
+    let import = import_git(&options(&repository, "Ann <", 10));
+    assert!(matches!(import, Err(GitError::SeveralPeople { .. })), "Joann is still another: {import:?}");
+}
+
+#[test]
+fn the_boundary_of_a_shallow_clone_is_left_out() {
+    let Some(mut repository) = Repository::new() else { return };
+    for subject in ["one", "two", "three"] {
+        repository.commit("Ann", subject, &[(&format!("{subject}.txt"), b"x\n")]);
+    }
+    for (depth, subjects) in [("2", vec!["three"]), ("1", vec![])] {
+        let folder = tempfile::tempdir().unwrap();
+        let clone = folder.path().join("clone");
+        let source = format!("file://{}", repository.path().display());
+        repository.git(&["clone", "-q", "--depth", depth, &source, clone.to_str().unwrap()], "Ann");
+        let result = import_git(&GitImportOptions { repository: clone, ..options(&repository, "Ann", 10) });
+        if subjects.is_empty() {
+            let error = result.unwrap_err();
+            assert!(matches!(error, GitError::NothingToLearn { shallow_boundary_count: 1, .. }), "{error}");
+            assert!(error.to_string().contains("shallow clone"), "{error}");
+            continue;
+        }
+        let import = result.unwrap();
+        assert_eq!(import.shallow_boundary_count, 1);
+        assert_eq!(import.older_count, 0);
+        assert_eq!(
+            import.records.iter().map(|record| record["subject"].as_str().unwrap()).collect::<Vec<_>>(),
+            subjects
+        );
+    }
+}
+
+#[test]
+fn a_corrupt_repository_is_said_in_gits_words() {
+    let Some(mut repository) = Repository::new() else { return };
+    repository.commit("Ann", "one", &[("a.txt", b"one\n")]);
+    std::fs::write(repository.path().join(".git/refs/heads/main"), format!("{}\n", "1".repeat(40))).unwrap();
+    let error = import_git(&options(&repository, "Ann", 10)).unwrap_err();
+    assert!(matches!(&error, GitError::Failed { reason, .. } if reason.contains("bad object")), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_repository_of_another_owner_is_said_with_gits_hint() {
+    let Some(mut repository) = Repository::new() else { return };
+    repository.commit("Ann", "one", &[("a.txt", b"one\n")]);
+    let give_away = |path: &Path| std::os::unix::fs::chown(path, Some(65534), None);
+    if give_away(&repository.path().join(".git")).and(give_away(repository.path())).is_err() {
+        eprintln!("skipped: only the system's administrator can give a folder away");
+        return;
+    }
+    match import_git(&options(&repository, "Ann", 10)) {
+        Ok(_) => eprintln!("skipped: git is told to trust every folder"),
+        Err(error) => {
+            assert!(matches!(error, GitError::OtherOwner { .. }), "{error}");
+            let message = error.to_string();
+            assert!(message.contains("dubious ownership") && message.contains("--add safe.directory"), "{message}");
+        }
+    }
 }

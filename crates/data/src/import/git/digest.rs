@@ -24,6 +24,7 @@ pub(super) struct CommitDigest {
     commit: String,
     time: i64,
     pub author: String,
+    pub email: String,
     pub subject: String,
     /// The first files.
     pub files: Vec<String>,
@@ -42,14 +43,15 @@ pub(super) struct CommitDigest {
 }
 
 impl CommitDigest {
-    /// From the line before the patch: hash, author's time, author's name, subject.
+    /// From the line before the patch: hash, author's time, author's name and e-mail address, subject.
     pub fn new(header: &str, field_mark: char) -> CommitDigest {
-        let mut fields = header.splitn(4, field_mark);
+        let mut fields = header.splitn(5, field_mark);
         let mut next = || fields.next().unwrap_or("").trim().to_string();
         CommitDigest {
             commit: next().chars().take(12).collect(),
             time: next().parse().unwrap_or(0),
             author: next(),
+            email: next(),
             subject: without_number(&next()).to_string(),
             characters_left: DIGEST_CHARACTERS,
             ..CommitDigest::default()
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn a_patch_is_digested() {
         let record = digest(
-            "0123456789abcdef0123|1700000000|A. Author|Fix the reader (#77)",
+            "0123456789abcdef0123|1700000000|A. Author|a@x.org|Fix the reader (#77)",
             "diff --git a/src/old name.rs b/src/new name.rs\nsimilarity index 90%\nrename from src/old name.rs\n\
              rename to src/new name.rs\n--- a/src/old name.rs\t\n+++ b/src/new name.rs\t\n\
              @@ -10,3 +10,4 @@ fn read_header(input: &mut Input) {\n context\n--- removed_thing();\n+++ added_thing(0x10);\n\
@@ -252,7 +254,7 @@ mod tests {
     fn a_long_patch_is_counted_and_not_gathered() {
         let mut patch = String::from("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -0,0 +1,5000 @@\n");
         (0..5000).for_each(|line| patch += &format!("+word{line:04} \n"));
-        let record = digest("a|1|b|c", &patch);
+        let record = digest("a|1|b|b@x.org|c", &patch);
         assert_eq!(record["lines_added"], 5000);
         assert_eq!(record["words_added"].as_array().unwrap().len(), WORDS_ADDED_MAX);
     }

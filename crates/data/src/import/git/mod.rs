@@ -5,9 +5,12 @@
 //! goes to the network. The log is read as a stream: memory does not grow with the repository.
 
 mod digest;
+mod people;
 
 use digest::CommitDigest;
+use people::People;
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +28,8 @@ pub struct GitImportOptions {
     pub author: String,
     /// The most commits to take; the newest are taken.
     pub limit: usize,
-    /// The user to write into the records; the author's name when not given.
+    /// The user to write into the records; the author's name when not given. When it is given, an author text that
+    /// matches several people takes the commits of all of them.
     pub user: Option<String>,
 }
 
@@ -47,6 +51,8 @@ pub struct GitImport {
     pub without_subject_count: usize,
     /// Commits that change nothing.
     pub without_change_count: usize,
+    /// Commits at the boundary of a shallow clone: their parents are missing, so each looks like the whole tree.
+    pub shallow_boundary_count: usize,
 }
 
 /// Why a repository cannot be imported.
@@ -56,7 +62,7 @@ pub enum GitError {
     #[error("cannot run git: {0}; install git and put it in PATH")]
     NoGit(std::io::Error),
     /// The folder is not inside a repository.
-    #[error("{}: not a git repository: {reason}", path.display())]
+    #[error("not a git repository: {reason}")]
     NotARepository {
         /// The folder.
         path: PathBuf,
@@ -64,13 +70,13 @@ pub enum GitError {
         reason: String,
     },
     /// The repository has no commit yet.
-    #[error("{}: the repository has no commit", path.display())]
+    #[error("the repository has no commit")]
     NoCommit {
         /// The folder.
         path: PathBuf,
     },
     /// Nobody of that name or e-mail.
-    #[error("{}: no commit by \"{author}\"; the commonest authors are: {commonest}", path.display())]
+    #[error("no commit by \"{author}\"; the commonest authors are: {commonest}")]
     UnknownAuthor {
         /// The folder.
         path: PathBuf,
@@ -80,7 +86,7 @@ pub enum GitError {
         commonest: String,
     },
     /// The author's commits hold nothing to learn from.
-    #[error("{}: none of the {commits_count} commits by \"{author}\" has both a subject and a change", path.display())]
+    #[error("none of the {commits_count} commits by \"{author}\" has both a subject and a change that can be seen{}", shallow_note(*shallow_boundary_count))]
     NothingToLearn {
         /// The folder.
         path: PathBuf,
@@ -88,7 +94,31 @@ pub enum GitError {
         author: String,
         /// How many there are.
         commits_count: usize,
+        /// How many of them are at the boundary of a shallow clone.
+        shallow_boundary_count: usize,
     },
+    /// Several people match the author text.
+    #[error(
+        "\"{author}\" matches several people: {people}; give more of the name, or an e-mail address, or the one user \
+         that all of their records are to have"
+    )]
+    SeveralPeople {
+        /// The name asked for.
+        author: String,
+        /// The people, with e-mail addresses and numbers of commits.
+        people: String,
+    },
+    /// git does not read a repository of another owner.
+    #[error("the repository belongs to another user of this machine, and git does not read it: {hint}")]
+    OtherOwner {
+        /// The folder.
+        path: PathBuf,
+        /// All that git said, with the command that allows it.
+        hint: String,
+    },
+    /// A user name that cannot be written into records.
+    #[error("user \"{0}\" is empty or holds control characters; expected a name")]
+    User(String),
     /// A name that cannot be searched for.
     #[error("author \"{0}\" is empty or holds control characters; expected part of a name or e-mail address")]
     Author(String),
@@ -118,6 +148,15 @@ pub enum GitError {
     },
 }
 
+fn shallow_note(boundary_count: usize) -> String {
+    match boundary_count {
+        0 => String::new(),
+        count => {
+            format!("; {count} at the boundary of this shallow clone: git fetch --unshallow brings what is missing")
+        }
+    }
+}
+
 /// Begins the line before each commit's patch. Lines of a patch begin with other characters.
 const RECORD_MARK: u8 = 0x1e;
 /// Divides the fields of that line.
@@ -135,6 +174,11 @@ pub fn import_git(options: &GitImportOptions) -> Result<GitImport, GitError> {
     if author.is_empty() || author.chars().any(char::is_control) {
         return Err(GitError::Author(author.chars().filter(|c| !c.is_control()).take(40).collect()));
     }
+    if let Some(user) = &options.user
+        && (user.trim().is_empty() || user.chars().any(char::is_control))
+    {
+        return Err(GitError::User(user.chars().filter(|c| !c.is_control()).take(40).collect()));
+    }
     let repository = Repository::open(&options.repository)?;
     let by_author = format!("--author={author}");
     let count = |kind: &str| repository.number("rev-list", &["--count", kind, "-F", "-i", &by_author, "HEAD", "--"]);
@@ -148,14 +192,23 @@ pub fn import_git(options: &GitImportOptions) -> Result<GitImport, GitError> {
             commonest,
         });
     }
-    let read_count = repository.read_log(&by_author, options.limit, &mut import)?;
+    let mut people = repository.people(&by_author)?;
+    if options.user.is_none() {
+        people.choose(author);
+        if people.are_several() {
+            return Err(GitError::SeveralPeople { author: author.to_string(), people: people.listed() });
+        }
+        import.commits_count = people.commits_count();
+    }
+    let read_count = repository.read_log(&by_author, options.limit, &people, &mut import)?;
     import.older_count = import.commits_count.saturating_sub(read_count);
     if import.records.is_empty() && options.limit > 0 {
-        let commits_count = import.commits_count;
+        let GitImport { commits_count, shallow_boundary_count, .. } = import;
         return Err(GitError::NothingToLearn {
             path: options.repository.clone(),
             author: author.to_string(),
             commits_count,
+            shallow_boundary_count,
         });
     }
     finish_records(&mut import, options.user.as_deref());
@@ -198,6 +251,8 @@ struct Repository {
     folder: PathBuf,
     /// Name of its top folder.
     name: String,
+    /// Commits of a shallow clone whose parents are missing.
+    boundary: HashSet<String>,
 }
 
 impl Repository {
@@ -206,15 +261,22 @@ impl Repository {
         if !folder.is_dir() {
             return Err(not_one("the folder does not exist".to_string()));
         }
-        let mut repository = Repository { folder: folder.to_path_buf(), name: String::new() };
+        let mut repository = Repository { folder: folder.to_path_buf(), name: String::new(), boundary: HashSet::new() };
         let found = repository.run("rev-parse", &["--absolute-git-dir"])?;
-        let git_folder = found.map_err(not_one)?;
+        let git_folder = found.map_err(|complaint| match complaint.contains("dubious ownership") {
+            true => GitError::OtherOwner { path: folder.to_path_buf(), hint: whole_complaint(&complaint) },
+            false => not_one(last_complaint(&complaint)),
+        })?;
         let git_folder = Path::new(git_folder.trim_end());
         let top = if git_folder.ends_with(".git") { git_folder.parent().unwrap_or(git_folder) } else { git_folder };
         repository.name = top.file_name().map_or("repository".into(), |name| name.to_string_lossy().into_owned());
-        if repository.run("rev-parse", &["--verify", "--quiet", "HEAD^{commit}"])?.is_err() {
-            return Err(GitError::NoCommit { path: folder.to_path_buf() });
+        if let Err(complaint) = repository.run("log", &["-1", "--format=%H"])? {
+            return Err(match complaint.contains("does not have any commits yet") {
+                true => GitError::NoCommit { path: folder.to_path_buf() },
+                false => GitError::Failed { command: "log", reason: last_complaint(&complaint) },
+            });
         }
+        repository.boundary = repository.shallow_boundary()?;
         Ok(repository)
     }
 
@@ -254,26 +316,61 @@ impl Repository {
         git
     }
 
-    /// What a short command prints, or the last line of what it complained.
+    /// What a short command prints, or what it complained.
     fn run(&self, command: &'static str, arguments: &[&str]) -> Result<Result<String, String>, GitError> {
         let output = self.command(command).args(arguments).output().map_err(GitError::NoGit)?;
         Ok(if output.status.success() {
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
         } else {
-            Err(last_complaint(&output.stderr))
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
         })
     }
 
+    fn text(&self, command: &'static str, arguments: &[&str]) -> Result<String, GitError> {
+        let failed = |complaint: String| GitError::Failed { command, reason: last_complaint(&complaint) };
+        self.run(command, arguments)?.map_err(failed)
+    }
+
+    fn shallow_boundary(&self) -> Result<HashSet<String>, GitError> {
+        if self.text("rev-parse", &["--is-shallow-repository"])?.trim() != "true" {
+            return Ok(HashSet::new());
+        }
+        let path = self.text("rev-parse", &["--git-path", "shallow"])?;
+        let read_error = |source| GitError::Read { command: "rev-parse", source };
+        let commits = std::fs::read_to_string(self.folder.join(path.trim_end())).map_err(read_error)?;
+        Ok(commits.lines().map(|line| line.trim().to_string()).collect())
+    }
+
+    /// Who wrote the commits, merges left out.
+    fn people(&self, by_author: &str) -> Result<People, GitError> {
+        let names = "--format=tformat:%an%x1f%ae%x1f%aN%x1f%aE";
+        let listing = self.text(
+            "log",
+            &[
+                "--no-merges",
+                "-F",
+                "-i",
+                by_author,
+                "--encoding=UTF-8",
+                "--no-color",
+                "--no-patch",
+                names,
+                "HEAD",
+                "--",
+            ],
+        )?;
+        Ok(People::new(&listing, FIELD_MARK))
+    }
+
     fn number(&self, command: &'static str, arguments: &[&str]) -> Result<usize, GitError> {
-        let text = self.run(command, arguments)?.map_err(|reason| GitError::Failed { command, reason })?;
+        let text = self.text(command, arguments)?;
         let wrong =
             || GitError::Failed { command, reason: format!("expected a number, it printed \"{}\"", text.trim()) };
         text.trim().parse().map_err(|_| wrong())
     }
 
     fn commonest_authors(&self) -> Result<String, GitError> {
-        let listing = self.run("shortlog", &["-s", "-n", "--no-merges", "HEAD", "--"])?;
-        let listing = listing.map_err(|reason| GitError::Failed { command: "shortlog", reason })?;
+        let listing = self.text("shortlog", &["-s", "-n", "--no-merges", "HEAD", "--"])?;
         let shown: Vec<String> = listing
             .lines()
             .take(AUTHORS_SHOWN)
@@ -284,7 +381,13 @@ impl Repository {
     }
 
     /// Reads commits, newest first, until enough are taken; gives how many were looked at.
-    fn read_log(&self, by_author: &str, limit: usize, import: &mut GitImport) -> Result<usize, GitError> {
+    fn read_log(
+        &self,
+        by_author: &str,
+        limit: usize,
+        people: &People,
+        import: &mut GitImport,
+    ) -> Result<usize, GitError> {
         let mut git = self.command("log");
         git.args([
             "--no-merges",
@@ -305,7 +408,13 @@ impl Repository {
             "--submodule=short",
             "-O/dev/null",
         ]);
-        git.args(["--src-prefix=a/", "--dst-prefix=b/", "--format=tformat:%x1e%H%x1f%at%x1f%an%x1f%s", "HEAD", "--"]);
+        git.args([
+            "--src-prefix=a/",
+            "--dst-prefix=b/",
+            "--format=tformat:%x1e%H%x1f%at%x1f%an%x1f%ae%x1f%s",
+            "HEAD",
+            "--",
+        ]);
         let child = git.spawn().map_err(GitError::NoGit)?;
         let mut log = Log { child };
         let complaint = log.gather_complaint();
@@ -317,8 +426,16 @@ impl Repository {
         while import.records.len() < limit && read_limited_line(&mut lines, &mut line).map_err(read_error)? {
             if line.first() == Some(&RECORD_MARK) {
                 self.take(current.take(), import);
-                current = Some(CommitDigest::new(&String::from_utf8_lossy(&line[1..]), FIELD_MARK));
+                let header = String::from_utf8_lossy(&line[1..]);
+                let digest = CommitDigest::new(&header, FIELD_MARK);
+                if !people.include(&digest.author, &digest.email) {
+                    continue;
+                }
                 read_count += 1;
+                match header.split(FIELD_MARK).next().is_some_and(|commit| self.boundary.contains(commit)) {
+                    true => import.shallow_boundary_count += 1,
+                    false => current = Some(digest),
+                }
             } else if let Some(digest) = &mut current {
                 digest.add_line(&line);
             }
@@ -367,7 +484,7 @@ impl Log {
                 let _ = stderr.by_ref().take(1 << 16).read_to_end(&mut kept);
                 let _ = std::io::copy(&mut stderr, &mut std::io::sink());
             }
-            last_complaint(&kept)
+            last_complaint(&String::from_utf8_lossy(&kept))
         })
     }
 }
@@ -400,8 +517,13 @@ fn read_limited_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::R
     }
 }
 
-fn last_complaint(stderr: &[u8]) -> String {
-    let text = String::from_utf8_lossy(stderr);
+/// All of it in one line.
+fn whole_complaint(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ").trim_start_matches("fatal: ").chars().filter(|c| !c.is_control()).take(2000).collect()
+}
+
+fn last_complaint(text: &str) -> String {
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason given");
     line.trim_start_matches("fatal: ").chars().filter(|c| !c.is_control()).take(300).collect()
 }
