@@ -118,7 +118,10 @@ pub fn resolve(model: &str) -> Result<PathBuf, Failure> {
 }
 
 fn not_pulled(model: &str) -> Failure {
-    Failure::input(format!("model {model} is not on this machine yet: run `selftune pull {model}` first"))
+    Failure::input(format!(
+        "{model}: no such file or folder here, and no model of that name on this machine yet; \
+         if it is a model's name, run `selftune pull {model}` first"
+    ))
 }
 
 /// `owner/name`, as the hub writes it.

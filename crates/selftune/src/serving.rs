@@ -185,5 +185,8 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
         Some("-") => std::io::read_to_string(std::io::stdin()),
         _ => std::fs::read_to_string(path),
     };
-    text.bad_input(format!("cannot read {} as UTF-8 text", path.display()))
+    let text = text.bad_input(format!("cannot read {} as UTF-8 text", path.display()))?;
+    // The line end of `echo` and of editors is not part of what was asked.
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }

@@ -190,6 +190,11 @@ fn short_name(module: &str) -> &str {
     module.rsplit('.').next().unwrap_or(module)
 }
 
+/// How the user called this program, for commands to try next.
+pub fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "selftune".into())
+}
+
 /// What a finished or interrupted training leaves to say.
 pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, terminal: &Terminal) {
     terminal.heading(match outcome.end {
@@ -212,13 +217,16 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, te
     }
     let run_path = run.path().display();
     if outcome.end == RunEnd::Interrupted {
-        terminal.line(format!("  everything is saved; go on with: selftune train --resume {run_path}"));
+        terminal.line(format!("  everything is saved; go on with: {} train --resume {run_path}", program()));
     } else {
         terminal.line(format!("  adapter: {}", outcome.adapter_best.display()));
         if held_out > 0 {
-            terminal.line(format!("  did it help?   selftune eval --run {run_path}"));
+            terminal.line(format!("  did it help?   {} eval --run {run_path}", program()));
         }
-        terminal.line(format!("  try it:        selftune chat --run {run_path}"));
+        terminal.line(format!(
+            "  try it:        {} generate --run {run_path} --record FILE   (or a prompt, or chat)",
+            program()
+        ));
     }
 }
 
@@ -266,7 +274,7 @@ pub fn report_inputs<'a>(run: &RunFolder, inputs: &RunInputs, who: &str) -> Resu
                 measured: outcome.map(|outcome| human_count(outcome.tokens)),
             },
             Cost {
-                name: "Memory".into(),
+                name: "Memory (planned: tensors; measured: whole process)".into(),
                 planned: Some(human_bytes(plan.memory_total_bytes as u64)),
                 measured: peak_memory(run)?.map(human_bytes),
             },

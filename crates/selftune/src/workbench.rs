@@ -39,7 +39,7 @@ pub struct ComputeArguments {
     /// Precision of activations inside the products with frozen weights: a16 (error under 2e-4), exact, or a8 (fast, error about 1e-2)
     #[arg(long, default_value = "a16", value_parser = ["a16", "exact", "a8"])]
     pub precision: String,
-    /// Instruction set to use instead of the best one (`selftune bench kernels` lists them); results are the same
+    /// Instruction set to use instead of the best one (avx512vnni, avx2, portable); results are the same
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
 }

@@ -15,10 +15,11 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// The products with frozen 4-bit weights, both directions, against the ceiling of their instruction
     Kernels(KernelArguments),
 }
 
+/// The products with frozen weights, both directions, against the ceiling of their instruction.
+///
 /// Times `Y = X·Wᵀ` (forward) and `dX = dY·W` (input_grad) over packed weights.
 ///
 /// The ceiling is the rate of the product's own dot instruction in registers, measured between the timed runs; a

@@ -105,7 +105,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if let Some(written) = &written {
         terminal.line(format!("\nreport: {}   ({} in all)", written.display(), human_seconds(wall_s)));
     }
-    terminal.line(format!("try it: selftune chat --run {}", person.run.path().display()));
+    let (program, run) = (training::program(), person.run.path().display());
+    terminal.line(format!("look closer: {program} inspect {run}"));
 
     let mut json = evaluation.to_json(false);
     json["wall_s"] = wall_s.into();

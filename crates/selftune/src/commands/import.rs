@@ -65,14 +65,12 @@ fn git(arguments: GitArguments, terminal: &Terminal) -> Outcome {
     terminal.line(format!("{} commits in {}", import.records.len(), arguments.output.display()));
     let authors: Vec<_> = import.authors.iter().map(|(name, count)| format!("{name} ({count})")).collect();
     terminal.line(format!("  by {}", authors.join(", ")));
-    if authors.len() > 1 {
-        terminal.warning("several names match; if they are several people, give more of the name or the e-mail address");
-    }
     let left_out = [
         (import.older_count, "older than the newest ones asked for"),
         (import.merges_count, "merges, whose subjects git writes"),
         (import.without_subject_count, "without a subject"),
         (import.without_change_count, "without a change"),
+        (import.shallow_boundary_count, "at the end of a shallow clone, whose change is not known"),
     ];
     for (count, reason) in left_out.iter().filter(|(count, _)| *count > 0) {
         terminal.line(format!("  left out: {count} {reason}"));

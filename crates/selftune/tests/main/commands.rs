@@ -71,6 +71,10 @@ fn chat_reads_turns_and_answers_each() {
     let answers: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect();
     assert_eq!(answers.len(), 2, "{text}");
+    let alone = place.json(&["generate", "--model", "model", "hello", "--max-tokens", "3"]);
+    assert_eq!((&answers[0]["text"], &answers[0]["prompt_tokens"]), (&alone["text"], &alone["prompt_tokens"]));
+    let again = place.json(&["generate", "--model", "model", "and again", "--max-tokens", "3"]);
+    assert_eq!(answers[1]["prompt_tokens"], again["prompt_tokens"], "after /reset nothing is left of the first turn");
 }
 
 #[test]
@@ -201,4 +205,51 @@ fn quiet_training_shows_nothing_of_the_history() {
     let output = place.run(&[&train, SHORT].concat());
     let shown = [output.stdout, output.stderr].concat();
     assert!(output.status.success() && !String::from_utf8_lossy(&shown).contains("what is"));
+}
+
+#[test]
+fn every_turn_is_answered_with_what_was_said_before() {
+    let place = Place::new();
+    let mut child = place
+        .command(&["chat", "--model", "model", "--max-tokens", "3", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    child.stdin.take().expect("piped").write_all(b"first\nsecond turn\n").expect("written");
+    let text = String::from_utf8(child.wait_with_output().expect("it ends").stdout).expect("UTF-8");
+    let tokens: Vec<u64> = (text.lines())
+        .map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).expect("JSON")["prompt_tokens"].as_u64().expect("a number")
+        })
+        .collect();
+    let alone =
+        place.json(&["generate", "--model", "model", "second turn"])["prompt_tokens"].as_u64().expect("a number");
+    assert!(tokens.len() == 2 && tokens[1] > alone && tokens[1] > tokens[0], "{tokens:?} against {alone}");
+}
+
+#[test]
+fn help_teaches() {
+    let place = Place::new();
+    for (command, words) in [
+        (&["pull", "--help"][..], &["owner/name", "wheel:"][..]),
+        (&["train", "--help"], &["--resume RUN", "--set targets=q,v"]),
+        (&["bench", "kernels", "--help"], &["ceiling", "float64"]),
+        (&["--help"], &["Train an adapter on a history", "Exit codes"]),
+    ] {
+        let text = String::from_utf8(place.run(command).stdout).expect("UTF-8");
+        for word in words {
+            assert!(text.contains(word), "{command:?} should say {word:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn questions_need_no_answer() {
+    let place = Place::new();
+    place.write("question.json", "{\"prompt\": \"what is 3 and 4\"}");
+    let asked = place.json(&["generate", "--model", "model", "--record", "question.json", "--max-tokens", "4"]);
+    let plain = place.json(&["generate", "--model", "model", "what is 3 and 4", "--max-tokens", "4"]);
+    assert_eq!(asked["text"], plain["text"]);
 }
