@@ -22,8 +22,14 @@ impl HoldOut {
         }
     }
 
-    fn rule(self) -> HeldOut {
-        if self.0 < 1.0 { HeldOut::Fraction(self.0) } else { HeldOut::Count(self.0 as usize) }
+    /// A share of a short history is raised to what a verdict needs, as far as a quarter of the records goes.
+    fn rule(self, records: usize) -> HeldOut {
+        if self.0 >= 1.0 {
+            return HeldOut::Count(self.0 as usize);
+        }
+        let share = (records as f64 * self.0).round() as usize;
+        let least = if self.0 > 0.0 { eval::verdict::QUERIES_MIN.min(records / 4) } else { 0 };
+        HeldOut::Count(share.max(least))
     }
 }
 
@@ -49,7 +55,7 @@ pub fn divide(history: &History, hold_out: HoldOut) -> Result<Division, Failure>
             held_out: test,
         });
     }
-    let (seen, held_out) = history.split_newest(hold_out.rule());
+    let (seen, held_out) = history.split_newest(hold_out.rule(history.records.len()));
     if hold_out.0 >= 1.0 && held_out.len() < hold_out.0 as usize {
         return Err(Failure::input(format!(
             "--hold-out {} of {} records leaves none to train on",

@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Print all settings of the chosen preset, file and --set as TOML, and stop
     #[arg(long = "settings")]
     show_settings: bool,
-    /// Newest records that training never sees: a share below 1, or a number
+    /// Newest records that training never sees: a share below 1 (of a short history at least 8 records, at most a quarter), or a number
     #[arg(long, default_value = "0.1", value_parser = HoldOut::parse, value_name = "SHARE")]
     hold_out: HoldOut,
     /// Worker threads [default: all processors]; changes no result

@@ -82,6 +82,7 @@ fn the_plan_and_the_settings_are_shown_without_training() {
     let place = Place::new();
     let plan =
         place.json(&["train", "--model", "model", "--data", "history.jsonl", "--dry-run", "--set", "tokens_max=200"]);
+    assert_eq!(plan["data"]["held_out_records"], 8, "a tenth of 40 records would be too few for a verdict");
     assert!(plan["plan"]["updates"].as_u64() > Some(0) && plan["plan"]["memory_total_bytes"].as_u64() > Some(0));
     assert!(!place.path("runs").exists(), "a dry run writes nothing");
     let train = ["train", "--model", "model", "--data", "history.jsonl", "--settings", "--preset", "paper"];
