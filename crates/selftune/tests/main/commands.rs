@@ -54,9 +54,8 @@ fn a_run_is_trained_inspected_evaluated_and_used() {
     assert_eq!(answer["text"], again["text"], "threads change no result");
 }
 
-#[test]
-fn chat_reads_turns_and_answers_each() {
-    let place = Place::new();
+/// Talks to the model; an answer for every turn.
+fn chat(place: &Place, lines: &[u8]) -> Vec<serde_json::Value> {
     let mut child = place
         .command(&["chat", "--model", "model", "--max-tokens", "3", "--json"])
         .stdin(Stdio::piped())
@@ -64,13 +63,18 @@ fn chat_reads_turns_and_answers_each() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the program starts");
-    child.stdin.take().expect("piped").write_all(b"hello\n\n/reset\nand again\n/quit\nnever\n").expect("written");
+    child.stdin.take().expect("piped").write_all(lines).expect("written");
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).expect("UTF-8");
-    let answers: Vec<serde_json::Value> =
-        text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect();
-    assert_eq!(answers.len(), 2, "{text}");
+    text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect()
+}
+
+#[test]
+fn chat_reads_turns_and_answers_each() {
+    let place = Place::new();
+    let answers = chat(&place, b"hello\n\n/reset\nand again\n/quit\nnever\n");
+    assert_eq!(answers.len(), 2, "{answers:?}");
     let alone = place.json(&["generate", "--model", "model", "hello", "--max-tokens", "3"]);
     assert_eq!((&answers[0]["text"], &answers[0]["prompt_tokens"]), (&alone["text"], &alone["prompt_tokens"]));
     let again = place.json(&["generate", "--model", "model", "and again", "--max-tokens", "3"]);
@@ -211,20 +215,8 @@ fn quiet_training_shows_nothing_of_the_history() {
 #[test]
 fn every_turn_is_answered_with_what_was_said_before() {
     let place = Place::new();
-    let mut child = place
-        .command(&["chat", "--model", "model", "--max-tokens", "3", "--json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the program starts");
-    child.stdin.take().expect("piped").write_all(b"first\nsecond turn\n").expect("written");
-    let text = String::from_utf8(child.wait_with_output().expect("it ends").stdout).expect("UTF-8");
-    let tokens: Vec<u64> = (text.lines())
-        .map(|line| {
-            serde_json::from_str::<serde_json::Value>(line).expect("JSON")["prompt_tokens"].as_u64().expect("a number")
-        })
-        .collect();
+    let answers = chat(&place, b"first\nsecond turn\n");
+    let tokens: Vec<u64> = answers.iter().map(|answer| answer["prompt_tokens"].as_u64().expect("a number")).collect();
     let alone =
         place.json(&["generate", "--model", "model", "second turn"])["prompt_tokens"].as_u64().expect("a number");
     assert!(tokens.len() == 2 && tokens[1] > alone && tokens[1] > tokens[0], "{tokens:?} against {alone}");
