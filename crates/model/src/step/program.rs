@@ -1,12 +1,13 @@
-//! The training step: forward, head, backward, each over the whole model, on memory planned beforehand.
+//! A step as a sequence of op calls over planned places.
 
 use std::sync::Arc;
 
 use kernels::ops::Counters;
-use kernels::qlinear::KernelName;
-use kernels::{AdamWParameters, AttentionShape, Ops, OpsOptions, RopeTable};
+use kernels::{AdamWParameters, AttentionShape, Ops, RopeTable};
 
-use crate::adapter::{AdapterSpec, AdapterWeights};
+use super::supervision::Supervision;
+use super::{Recompute, SelectRows, StepOptions};
+use crate::adapter::AdapterSpec;
 use crate::block::{self, BlockGradients, BlockRun, BlockTensors, Extent, Needs};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -15,305 +16,20 @@ use crate::plan::{MemoryPlan, StepPlaces, first_kept_block};
 use crate::random::seed_of_part;
 use crate::weights::Model;
 
-/// How a session runs.
-#[derive(Clone, Copy, Debug)]
-pub struct StepOptions {
-    pub ops: OpsOptions,
-    /// Tokens of the longest example.
-    pub tokens_max: usize,
-    pub recompute: Recompute,
-    pub necessary_work: NecessaryWork,
-}
-
-impl StepOptions {
-    /// The usual choices for examples of up to `tokens_max` tokens.
-    pub fn new(tokens_max: usize) -> Self {
-        let necessary_work = NecessaryWork::default();
-        Self { ops: OpsOptions::default(), tokens_max, recompute: Recompute::PerBlock, necessary_work }
-    }
-}
-
-/// What backward reads is kept or computed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Each block's input is kept and its forward runs again before its backward.
-    PerBlock,
-    /// Everything that backward reads is kept.
-    Never,
-}
-
-/// Switches for work that no result needs. On by default; tests switch each off to see the same results from more work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NecessaryWork {
-    pub select_rows: SelectRows,
-    /// Backward ends inside the first adapted block; blocks before it keep nothing and are never run again.
-    pub stop_at_first_adapted_block: bool,
-    /// A block that runs again leaves out what its backward does not read.
-    pub recompute_only_what_backward_reads: bool,
-}
-
-/// From where on only the rows that predict a supervised token go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SelectRows {
-    /// From the last block's queries.
-    InLastBlock,
-    /// From the final norm.
-    BeforeHead,
-    /// Nowhere: logits are computed at every position.
-    Never,
-}
-
-impl Default for NecessaryWork {
-    fn default() -> Self {
-        Self {
-            select_rows: SelectRows::InLastBlock,
-            stop_at_first_adapted_block: true,
-            recompute_only_what_backward_reads: true,
-        }
-    }
-}
-
-/// The loss of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepLoss {
-    /// Sum of the losses of all supervised tokens, in nats.
-    pub loss_sum: f64,
-    pub supervised_tokens: usize,
-}
-
-/// The losses of one text.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLosses {
-    pub loss_sum: f64,
-    /// One loss in nats for each supervised token, in order.
-    pub losses: Vec<f32>,
-}
-
-/// One matrix's gradient, for inspection.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NamedGradient {
-    /// As in adapter files: `model.layers.3.self_attn.q_proj.lora_A`.
-    pub name: String,
-    /// [rank, k_in] for A, [n_out, rank] for B.
-    pub shape: [usize; 2],
-    pub values: Vec<f32>,
-}
-
-/// A model with an adapter in training.
-pub struct TrainingSession {
-    ops: Ops,
-    program: Program,
-    supervision: Supervision,
-    plan: MemoryPlan,
-}
-
-impl TrainingSession {
-    /// Plans all memory, then takes it. The adapter starts from `adapter`, the optimizer's moments from zero.
-    pub fn new(model: Arc<Model>, adapter: &AdapterWeights, options: StepOptions) -> Result<Self, ModelError> {
-        adapter.validate(model.config())?;
-        let program = Program::new(model, &adapter.spec, options)?;
-        let mut supervision = Supervision::new(program.rows_max());
-        let planned = program.dry_run(&mut supervision);
-        let plan = program.memory_plan(planned, supervision.bytes());
-        let ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
-        let mut session = Self { ops, program, supervision, plan };
-        session.set_adapter(adapter)?;
-        Ok(session)
-    }
-
-    /// What the session takes and what a step computes at most.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.plan
-    }
-
-    /// Runs `tokens` forward and backward and adds to the gradients `gradient_scale` times the gradient of the sum of
-    /// losses. `loss_mask[i]` makes token i a target, predicted from those before it; the first never is one.
-    /// `dropout_seed` should differ between steps.
-    pub fn step(
-        &mut self,
-        tokens: &[u32],
-        loss_mask: &[bool],
-        gradient_scale: f32,
-        dropout_seed: u64,
-    ) -> Result<StepLoss, ModelError> {
-        let Self { ops, program, supervision, .. } = self;
-        let pass = program.pass(tokens, loss_mask, Some(dropout_seed), supervision)?;
-        program.forward(ops, &pass, supervision);
-        let loss_sum = program.head(ops, &pass, supervision, Some(gradient_scale));
-        program.backward(ops, &pass, supervision);
-        Ok(StepLoss { loss_sum, supervised_tokens: supervision.rows.len() })
-    }
-
-    /// The losses of `tokens` with the adapter as it is and without dropout, through the same forward as a step.
-    pub fn loss(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<TokenLosses, ModelError> {
-        let Self { ops, program, supervision, .. } = self;
-        let pass = program.pass(tokens, loss_mask, None, supervision)?;
-        program.forward(ops, &pass, supervision);
-        let loss_sum = program.head(ops, &pass, supervision, None);
-        Ok(TokenLosses { loss_sum, losses: supervision.supervised_losses(&program.options).collect() })
-    }
-
-    /// Euclidean norm of all gradients together.
-    pub fn gradient_norm(&mut self) -> f64 {
-        self.ops.sum_of_squares(self.program.places.gradients).sqrt()
-    }
-    /// One AdamW step on the adapter. Does not clear the gradients.
-    pub fn update(&mut self, parameters: &AdamWParameters) {
-        let StepPlaces { parameters: values, gradients, first_moment, second_moment, .. } = self.program.places;
-        self.ops.adamw(values, gradients, first_moment, second_moment, parameters);
-    }
-    pub fn zero_gradients(&mut self) {
-        self.ops.fill(self.program.places.gradients, 0.0);
-    }
-
-    pub fn adapter_spec(&self) -> &AdapterSpec {
-        &self.program.spec
-    }
-    pub fn model(&self) -> &Arc<Model> {
-        &self.program.model
-    }
-    /// A copy of the adapter as it is.
-    pub fn adapter(&self) -> AdapterWeights {
-        let config = self.program.model.config();
-        AdapterWeights::from_flat(config, &self.program.spec, self.parameters())
-            .expect("the session's parameters have the layout of its own spec")
-    }
-    /// Replaces the adapter's values; its spec must be the session's.
-    pub fn set_adapter(&mut self, adapter: &AdapterWeights) -> Result<(), ModelError> {
-        adapter.validate(self.program.model.config())?;
-        self.program.check_same_spec(&adapter.spec)?;
-        self.set_parameters(&adapter.flat())
-    }
-    /// All trained values, matrix by matrix, A before B.
-    pub fn parameters(&self) -> &[f32] {
-        self.ops.read(self.program.places.parameters)
-    }
-    pub fn set_parameters(&mut self, values: &[f32]) -> Result<(), ModelError> {
-        self.check_length(values)?;
-        self.ops.write(self.program.places.parameters, values);
-        Ok(())
-    }
-    /// First and second moments, laid out as [`Self::parameters`].
-    pub fn optimizer_moments(&self) -> (Vec<f32>, Vec<f32>) {
-        let places = &self.program.places;
-        (self.ops.read(places.first_moment).to_vec(), self.ops.read(places.second_moment).to_vec())
-    }
-    pub fn set_optimizer_moments(&mut self, first: &[f32], second: &[f32]) -> Result<(), ModelError> {
-        self.check_length(first)?;
-        self.check_length(second)?;
-        self.ops.write(self.program.places.first_moment, first);
-        self.ops.write(self.program.places.second_moment, second);
-        Ok(())
-    }
-    /// All gradients, laid out as [`Self::parameters`].
-    pub fn flat_gradients(&self) -> &[f32] {
-        self.ops.read(self.program.places.gradients)
-    }
-    /// Replaces all gradients: an accumulation window that was interrupted goes on.
-    pub fn set_flat_gradients(&mut self, values: &[f32]) -> Result<(), ModelError> {
-        self.check_length(values)?;
-        self.ops.write(self.program.places.gradients, values);
-        Ok(())
-    }
-    /// Copies of all gradients by name.
-    pub fn gradients(&self) -> Vec<NamedGradient> {
-        let config = self.program.model.config();
-        let gradients = AdapterWeights::from_flat(config, &self.program.spec, self.flat_gradients())
-            .expect("gradients have the layout of the session's own spec");
-        let rank = self.program.spec.rank;
-        let named = gradients.matrices.into_iter().flat_map(|matrix| {
-            let (n_out, k_in) = matrix.projection.shape(config);
-            let path = matrix.projection.module_path(matrix.block);
-            [
-                NamedGradient { name: format!("{path}.lora_A"), shape: [rank, k_in], values: matrix.a },
-                NamedGradient { name: format!("{path}.lora_B"), shape: [n_out, rank], values: matrix.b },
-            ]
-        });
-        named.collect()
-    }
-
-    /// The kernels that the products with frozen weights run on.
-    pub fn kernel_names(&self) -> Vec<KernelName> {
-        self.ops.kernel_names()
-    }
-    /// Work done since the last reset.
-    pub fn counters(&self) -> Counters {
-        self.ops.counters()
-    }
-    pub fn reset_counters(&mut self) {
-        self.ops.reset_counters();
-    }
-
-    fn check_length(&self, values: &[f32]) -> Result<(), ModelError> {
-        let expected = self.program.places.parameters.len();
-        match values.len() == expected {
-            true => Ok(()),
-            false => Err(ModelError::AdapterLength { count: values.len(), expected }),
-        }
-    }
-}
-
 /// One text on its way through the model.
-struct Pass<'a> {
+pub(super) struct Pass<'a> {
     /// The tokens that enter: those before the last supervised one. T of them.
     inputs: &'a [u32],
     /// `None` switches dropout off.
     dropout_seed: Option<u64>,
 }
 
-/// Which rows predict a supervised token, and how well. Room for the longest example is taken once.
-struct Supervision {
-    /// Rows that predict a supervised token, rising.
-    rows: Vec<u32>,
-    /// What each row of the head has to predict.
-    targets: Vec<u32>,
-    /// The loss of each row of the head.
-    losses: Vec<f32>,
-}
-
-impl Supervision {
-    fn new(rows_max: usize) -> Self {
-        Self {
-            rows: Vec::with_capacity(rows_max),
-            targets: Vec::with_capacity(rows_max),
-            losses: Vec::with_capacity(rows_max),
-        }
-    }
-    fn bytes(&self) -> usize {
-        (self.rows.capacity() + self.targets.capacity() + self.losses.capacity()) * size_of::<u32>()
-    }
-
-    fn set(&mut self, tokens: &[u32], loss_mask: &[bool], head_sees_all_rows: bool) -> Result<(), ModelError> {
-        let supervised = || (1..tokens.len()).filter(|index| loss_mask[*index]);
-        self.rows.clear();
-        self.rows.extend(supervised().map(|index| index as u32 - 1));
-        let Some(last) = self.rows.last() else {
-            return Err(ModelError::NothingSupervised { tokens: tokens.len() });
-        };
-        self.targets.clear();
-        match head_sees_all_rows {
-            true => self.targets.extend_from_slice(&tokens[1..*last as usize + 2]),
-            false => self.targets.extend(supervised().map(|index| tokens[index])),
-        }
-        self.losses.clear();
-        self.losses.resize(self.targets.len(), 0.0);
-        Ok(())
-    }
-
-    fn supervised_losses(&self, options: &StepOptions) -> impl Iterator<Item = f32> + '_ {
-        let head_sees_all_rows = options.necessary_work.select_rows == SelectRows::Never;
-        let loss =
-            move |(index, row): (usize, &u32)| self.losses[if head_sees_all_rows { *row as usize } else { index }];
-        self.rows.iter().enumerate().map(loss)
-    }
-}
-
 /// The step as a sequence of op calls over planned places; runs alike on a planner, which only counts, and for real.
-struct Program {
-    model: Arc<Model>,
-    spec: AdapterSpec,
-    options: StepOptions,
-    places: StepPlaces,
+pub(super) struct Program {
+    pub(super) model: Arc<Model>,
+    pub(super) spec: AdapterSpec,
+    pub(super) options: StepOptions,
+    pub(super) places: StepPlaces,
     ropes: Vec<RopeTable>,
     /// 0, 1, 2, ...
     positions: Vec<u32>,
@@ -323,7 +39,7 @@ struct Program {
 }
 
 impl Program {
-    fn new(model: Arc<Model>, spec: &AdapterSpec, options: StepOptions) -> Result<Self, ModelError> {
+    pub(super) fn new(model: Arc<Model>, spec: &AdapterSpec, options: StepOptions) -> Result<Self, ModelError> {
         let config = model.config();
         if options.tokens_max < 2 {
             let found = options.tokens_max.to_string();
@@ -348,7 +64,7 @@ impl Program {
         })
     }
 
-    fn rows_max(&self) -> usize {
+    pub(super) fn rows_max(&self) -> usize {
         self.options.tokens_max - 1
     }
     fn select_rows(&self) -> SelectRows {
@@ -356,7 +72,7 @@ impl Program {
     }
 
     /// Checks a text and notes what is supervised in it.
-    fn pass<'a>(
+    pub(super) fn pass<'a>(
         &self,
         tokens: &'a [u32],
         loss_mask: &[bool],
@@ -375,7 +91,7 @@ impl Program {
     }
 
     /// From tokens to the last block's output.
-    fn forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
+    pub(super) fn forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
         let config = self.model.config();
         let first = self.block_tensors(0, pass, supervision);
         ops.embedding_forward(&self.model.embedding, pass.inputs, config.embedding_scale, first.input);
@@ -386,7 +102,13 @@ impl Program {
     }
 
     /// From the last block's output to the sum of losses and, with a gradient scale, back to the output's gradient.
-    fn head(&self, ops: &mut Ops, pass: &Pass, supervision: &mut Supervision, gradient_scale: Option<f32>) -> f64 {
+    pub(super) fn head(
+        &self,
+        ops: &mut Ops,
+        pass: &Pass,
+        supervision: &mut Supervision,
+        gradient_scale: Option<f32>,
+    ) -> f64 {
         let Model { final_norm, head, .. } = &*self.model;
         let epsilon = self.model.config().norm_epsilon;
         let last = self.places.blocks.len() - 1;
@@ -419,7 +141,7 @@ impl Program {
     }
 
     /// From the gradient of the last block's output to the adapters' gradients.
-    fn backward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
+    pub(super) fn backward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
         let last = self.places.blocks.len() - 1;
         for block in (self.first_kept..=last).rev() {
             let run = self.block_run(block, pass, supervision);
@@ -474,7 +196,7 @@ impl Program {
         }
     }
 
-    fn check_same_spec(&self, spec: &AdapterSpec) -> Result<(), ModelError> {
+    pub(super) fn check_same_spec(&self, spec: &AdapterSpec) -> Result<(), ModelError> {
         if spec.matrices().eq(self.spec.matrices()) && (spec.rank, spec.scale()) == (self.spec.rank, self.spec.scale())
         {
             return Ok(());
@@ -488,7 +210,7 @@ impl Program {
 
     /// Runs everything that a session does on ops that only count. Returns the work of the longest step and the most
     /// scratch that any call at any length asked for.
-    fn dry_run(&self, supervision: &mut Supervision) -> Counters {
+    pub(super) fn dry_run(&self, supervision: &mut Supervision) -> Counters {
         let mut ops = Ops::planner(self.options.ops);
         let tokens = vec![0; self.options.tokens_max];
         let mut step = |rows: usize, supervised: usize| {
@@ -524,7 +246,7 @@ impl Program {
         Counters { scratch_bytes: scratch_bytes.max(ops.counters().scratch_bytes), ..longest }
     }
 
-    fn memory_plan(&self, planned: Counters, supervision_bytes: usize) -> MemoryPlan {
+    pub(super) fn memory_plan(&self, planned: Counters, supervision_bytes: usize) -> MemoryPlan {
         let tables: usize = self.ropes.iter().map(RopeTable::byte_len).sum();
         let mut items = vec![("frozen weights", self.model.weights_bytes())];
         items.extend_from_slice(&self.places.items);
