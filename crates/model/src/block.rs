@@ -26,6 +26,10 @@ pub(crate) struct BlockRun<'a> {
     pub(crate) selected_positions: &'a [u32],
     pub(crate) lora: &'a BlockLora,
     pub(crate) lora_scale: f32,
+    /// The frozen adapters below, their scale in their values.
+    pub(crate) frozen: &'a BlockLora,
+    /// Room for the hidden values of a frozen adapter of any rank, [1, rows · largest rank]; read by nothing later.
+    pub(crate) frozen_hidden: Option<Tensor>,
     pub(crate) dropout_rate: f32,
     /// Differs between steps and blocks.
     pub(crate) dropout_seed: u64,
@@ -316,13 +320,18 @@ impl BlockRun<'_> {
         Dropout { rate: self.dropout_rate, seed: seed_of_part(self.dropout_seed, projection.index()) }
     }
 
-    /// y = W·x + bias + scale·B·A·drop(x) for several outputs of one input.
+    /// y = W·x + bias + Σ B'·A'·x + scale·B·A·drop(x) for several outputs of one input, with the sum over the frozen
+    /// adapters.
     fn linear<const N: usize>(&self, ops: &mut Ops, t: &BlockTensors, x: Tensor, outputs: [(Projection, Tensor); N]) {
         let products = outputs.map(|(projection, y)| (&*self.weights.linear(projection).weight, y));
         ops.qlinear_forward(x, &products);
         for (projection, y) in outputs {
             if let Some(bias) = &self.weights.linear(projection).bias {
                 ops.add_bias(y, bias);
+            }
+            if let (Some(Lora { a, b }), Some(room)) = (self.frozen.of(projection), self.frozen_hidden) {
+                let hidden = room.flat_range(0..x.rows() * a.rows()).reshaped(x.rows(), a.rows());
+                ops.lora_forward(x, a, b, 1.0, Dropout::NONE, hidden, y);
             }
             if let Some(Lora { a, b }) = self.lora.of(projection) {
                 let hidden = t.hidden(projection);
@@ -347,6 +356,9 @@ impl BlockRun<'_> {
         }
         let dx = dx.map(|dx| dx.tensor);
         for (projection, dy) in outputs {
+            if let (Some(Lora { a, b }), Some(dx)) = (self.frozen.of(projection), dx) {
+                ops.lora_input_grad(a, b, 1.0, dy, dx);
+            }
             if let (Some(Lora { a, b }), Some(d)) = (self.lora.of(projection), gradients.of(projection)) {
                 let hidden = t.hidden(projection);
                 ops.lora_backward(x, a, b, self.lora_scale, self.dropout(projection), hidden, dy, d.a, d.b, dx);

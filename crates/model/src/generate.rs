@@ -8,9 +8,10 @@ use kernels::{Ops, OpsOptions, RopeTable, Tensor};
 
 use crate::adapter::{AdapterSpec, AdapterWeights};
 use crate::block::{self, BlockRun, BlockTensors, Extent};
+use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::lora::{self, BlockLora};
-use crate::plan::{Activations, Itemized, MemoryPlan};
+use crate::lora::{self, BlockLora, FrozenStack};
+use crate::plan::{Activations, FrozenPlaces, Itemized, MemoryPlan};
 use crate::projection::Projection;
 use crate::sampling::{Sampler, SamplingOptions};
 use crate::step::{TokenLosses, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
@@ -44,18 +45,28 @@ impl Generator {
         adapter: Option<&AdapterWeights>,
         options: GeneratorOptions,
     ) -> Result<Self, ModelError> {
-        if let Some(adapter) = adapter {
+        Self::stacked(model, adapter.as_slice(), options)
+    }
+
+    /// As [`Self::new`], with any number of `adapters`, bottom first: their products add up. The top one takes the
+    /// place that it has in training, so that the same stack gives the same bits there and here.
+    pub fn stacked(
+        model: Arc<Model>,
+        adapters: &[&AdapterWeights],
+        options: GeneratorOptions,
+    ) -> Result<Self, ModelError> {
+        for adapter in adapters {
             adapter.validate(model.config())?;
         }
-        let program = Program::new(model, adapter.map(|adapter| &adapter.spec), options)?;
+        let program = Program::new(model, adapters.iter().map(|adapter| adapter.spec.clone()).collect(), options)?;
         let mut selection = Selection::new(program.chunk_rows());
         let planned = program.dry_run(&mut selection);
         let plan = program.memory_plan(planned);
-        let mut ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
-        if let (Some(place), Some(adapter)) = (program.places.parameters, adapter) {
-            ops.write(place, &adapter.flat());
-        }
-        Ok(Self { ops, program, plan, cached: Vec::with_capacity(options.context_tokens_max), selection })
+        let ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
+        let cached = Vec::with_capacity(options.context_tokens_max);
+        let mut generator = Self { ops, program, plan, cached, selection };
+        generator.write_adapters(adapters);
+        Ok(generator)
     }
 
     /// What the generator takes and what its fullest chunk computes.
@@ -74,20 +85,34 @@ impl Generator {
         self.ops.counters()
     }
 
-    /// Puts another adapter, or none, in the place of the present one.
+    /// Puts another adapter, or none, in the place of the present ones.
     pub fn set_adapter(&mut self, adapter: Option<&AdapterWeights>) -> Result<(), ModelError> {
-        let present = self.program.spec.as_ref();
-        match (adapter, self.program.places.parameters) {
-            (Some(adapter), Some(place)) if present == Some(&adapter.spec) => {
-                adapter.validate(self.program.model.config())?;
-                self.ops.write(place, &adapter.flat());
-                self.cached.clear();
-            }
-            (None, None) => {}
+        self.set_adapters(adapter.as_slice())
+    }
+    /// Puts other adapters, bottom first, in the place of the present ones.
+    pub fn set_adapters(&mut self, adapters: &[&AdapterWeights]) -> Result<(), ModelError> {
+        if !self.program.specs.iter().eq(adapters.iter().map(|adapter| &adapter.spec)) {
             // Another shape needs another plan.
-            _ => *self = Self::new(Arc::clone(&self.program.model), adapter, self.program.options)?,
+            *self = Self::stacked(Arc::clone(&self.program.model), adapters, self.program.options)?;
+        } else if !adapters.is_empty() {
+            for adapter in adapters {
+                adapter.validate(self.program.model.config())?;
+            }
+            self.write_adapters(adapters);
+            self.cached.clear();
         }
         Ok(())
+    }
+    /// Writes the values of adapters that were checked and have the specs of the plan.
+    fn write_adapters(&mut self, adapters: &[&AdapterWeights]) {
+        let Program { model, specs, places, .. } = &self.program;
+        if let (Some(place), Some((top, below))) = (places.parameters, adapters.split_last()) {
+            self.ops.write(place, &top.flat());
+            if let Some(place) = places.frozen.parameters {
+                let stack = frozen_below_top(specs, model.config());
+                self.ops.write(place, &stack.values(below, model.config()));
+            }
+        }
     }
 
     /// Continues `prompt` until a stop token (left out of the result), `tokens_max` tokens, or `on_token` returning
@@ -223,8 +248,10 @@ impl Selection {
 struct GeneratorPlaces {
     arena: kernels::ArenaPlan,
     items: Vec<(&'static str, usize)>,
-    /// The adapter, [1, parameters].
+    /// The top adapter, [1, parameters].
     parameters: Option<Tensor>,
+    /// Those below it.
+    frozen: FrozenPlaces,
     /// Keys and values of each block, [context, KV·d] each.
     caches: Vec<(Tensor, Tensor)>,
     /// The same places for all blocks but the last, from which only selected rows leave.
@@ -239,17 +266,24 @@ struct GeneratorPlaces {
 /// Generation as a sequence of op calls over planned places.
 struct Program {
     model: Arc<Model>,
-    spec: Option<AdapterSpec>,
+    /// Of the adapters, bottom first.
+    specs: Vec<AdapterSpec>,
     options: GeneratorOptions,
     places: GeneratorPlaces,
     ropes: Vec<RopeTable>,
     /// 0, 1, 2, ...
     positions: Vec<u32>,
     lora: Vec<BlockLora>,
+    frozen: Vec<BlockLora>,
+}
+
+/// All adapters of a generator but the top one.
+fn frozen_below_top(specs: &[AdapterSpec], config: &ModelConfig) -> FrozenStack {
+    FrozenStack::new(&specs[..specs.len().saturating_sub(1)], config)
 }
 
 impl Program {
-    fn new(model: Arc<Model>, spec: Option<&AdapterSpec>, options: GeneratorOptions) -> Result<Self, ModelError> {
+    fn new(model: Arc<Model>, specs: Vec<AdapterSpec>, options: GeneratorOptions) -> Result<Self, ModelError> {
         let config = model.config();
         let context = options.context_tokens_max;
         if context == 0 {
@@ -260,14 +294,16 @@ impl Program {
             let limit = config.context_tokens_max;
             return Err(ModelError::TooManyTokens { tokens: context, limit, of: "the model's context" });
         }
-        let places = GeneratorPlaces::new(&model, spec, context);
-        let lora = match (places.parameters, spec) {
+        let stack = frozen_below_top(&specs, config);
+        let places = GeneratorPlaces::new(&model, specs.last(), &stack, context);
+        let frozen = stack.lay_out(places.frozen.parameters, config);
+        let lora = match (places.parameters, specs.last()) {
             (Some(flat), Some(spec)) => lora::lay_out(flat, spec, config),
             _ => vec![BlockLora::default(); config.blocks.len()],
         };
         let ropes = rope_tables(config, context);
         let positions = (0..context as u32).collect();
-        Ok(Self { spec: spec.cloned(), options, places, ropes, positions, lora, model })
+        Ok(Self { specs, options, places, ropes, positions, lora, frozen, model })
     }
 
     fn chunk_rows(&self) -> usize {
@@ -336,7 +372,9 @@ impl Program {
             selected_rows: is_last.then_some(&selection.rows),
             selected_positions: &selection.positions,
             lora: &self.lora[block],
-            lora_scale: self.spec.as_ref().map_or(0.0, AdapterSpec::scale),
+            lora_scale: self.specs.last().map_or(0.0, AdapterSpec::scale),
+            frozen: &self.frozen[block],
+            frozen_hidden: self.places.frozen.hidden,
             dropout_rate: 0.0,
             dropout_seed: 0,
         }
@@ -385,11 +423,12 @@ impl Program {
 }
 
 impl GeneratorPlaces {
-    fn new(model: &Model, spec: Option<&AdapterSpec>, context: usize) -> Self {
+    fn new(model: &Model, spec: Option<&AdapterSpec>, stack: &FrozenStack, context: usize) -> Self {
         let config = model.config();
         let rows = CHUNK_ROWS_MAX.min(context);
         let mut plan = Itemized::default();
         let parameters = plan.item("adapter", |arena| spec.map(|spec| arena.tensor(1, spec.parameter_count(config))));
+        let frozen = FrozenPlaces::new(&mut plan, stack, config, rows);
         let caches = plan.item("keys and values", |arena| {
             let place = |_| (arena.tensor(context, config.key_width()), arena.tensor(context, config.key_width()));
             (0..config.blocks.len()).map(place).collect()
@@ -406,6 +445,6 @@ impl GeneratorPlaces {
         });
         let (normed, logits) =
             plan.item("output head", |arena| (arena.tensor(rows, config.width), arena.tensor(1, config.vocabulary)));
-        Self { arena: plan.arena, items: plan.items, parameters, caches, block, last_block, normed, logits }
+        Self { arena: plan.arena, items: plan.items, parameters, frozen, caches, block, last_block, normed, logits }
     }
 }

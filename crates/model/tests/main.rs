@@ -11,4 +11,5 @@ mod generation;
 mod gradients;
 mod oracle;
 mod real_model;
+mod stacked;
 mod tiny;

@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use crate::tiny;
 
-struct Bounds {
+pub struct Bounds {
     /// Of logits and token losses, by norm.
-    logits: f64,
+    pub logits: f64,
     /// Of each matrix's gradient, by norm.
-    gradients: f64,
+    pub gradients: f64,
     /// Of the mean loss, relative, while ten updates take it from about 6 to 4 nats.
     losses: f64,
 }
@@ -62,20 +62,20 @@ pub fn numbers<T>(value: &Value, parse: impl Fn(&Value) -> Option<T>) -> Vec<T> 
     value.as_array().expect("a list").iter().map(|entry| parse(entry).expect("a number")).collect()
 }
 
-fn floats(tensors: &SafeTensors, name: &str) -> Vec<f32> {
+pub fn floats(tensors: &SafeTensors, name: &str) -> Vec<f32> {
     let tensor = tensors.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
     tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 /// One folder under one label: model, adapter, input and what must come out.
-struct Case {
-    name: String,
-    model: Arc<Model>,
-    adapter: AdapterWeights,
-    tokens: Vec<u32>,
-    mask: Vec<bool>,
+pub struct Case {
+    pub name: String,
+    pub model: Arc<Model>,
+    pub adapter: AdapterWeights,
+    pub tokens: Vec<u32>,
+    pub mask: Vec<bool>,
     expected: Value,
-    tensors: Option<Vec<u8>>,
+    pub tensors: Option<Vec<u8>>,
 }
 
 impl Case {
@@ -122,7 +122,7 @@ impl Case {
         adapter
     }
 
-    fn supervised(&self) -> usize {
+    pub fn supervised(&self) -> usize {
         self.mask.iter().filter(|supervised| **supervised).count()
     }
 
@@ -193,7 +193,7 @@ impl Case {
     }
 }
 
-fn for_each_case(check: impl Fn(&Case, Precision, &Bounds)) {
+pub fn for_each_case(mut check: impl FnMut(&Case, Precision, &Bounds)) {
     for (folder, label) in CASES {
         let case = Case::load(folder, label);
         check(&case, Precision::Exact, &EXACT);

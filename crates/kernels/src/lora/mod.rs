@@ -80,7 +80,23 @@ impl Ops {
         let adapter = run::Adapter { x, a, b, scale, dropout, hidden };
         let scratch = run::scratch_bytes(&adapter, self.options.threads.max(1));
         if self.begin(Work::Adapter, macs, scratch) && !x.is_empty() {
-            run::backward(self, &adapter, dy, da, db, dx);
+            run::backward(self, &adapter, dy, Some((da, db)), dx);
+        }
+    }
+    /// The input gradient through an adapter that does not learn: `dx += scale * (dy b) a`, for a [r, K], b [N, r],
+    /// dy [T, N], dx [T, K]. Such an adapter has no dropout, and neither its input nor its hidden values are needed.
+    pub fn lora_input_grad(&mut self, a: Tensor, b: Tensor, scale: f32, dy: Tensor, dx: Tensor) {
+        let rank = a.rows();
+        assert_eq!(dx.columns(), a.columns(), "columns of dx and of a");
+        assert_eq!(b.columns(), rank, "columns of b and rows of a");
+        assert_eq!((dy.rows(), dy.columns()), (dx.rows(), b.rows()), "shape of dy");
+        assert_apart(("dx", dx), &[("a", a), ("b", b), ("dy", dy)]);
+        let macs = (dx.rows() * rank * (a.columns() + b.rows())) as u64;
+        // In the place of x and hidden, which only the gradients of a and b are made from, stand tensors at hand.
+        let adapter = run::Adapter { x: dx, a, b, scale, dropout: Dropout::NONE, hidden: a };
+        let scratch = run::scratch_bytes(&adapter, self.options.threads.max(1));
+        if self.begin(Work::Adapter, macs, scratch) && !dx.is_empty() {
+            run::backward(self, &adapter, dy, None, Some(dx));
         }
     }
 }

@@ -384,11 +384,17 @@ impl Kernel for PackTail {
     }
 }
 
-/// da, db and dx. Shapes were checked, scratch was asked for.
-pub(super) fn backward(ops: &mut Ops, adapter: &Adapter, dy: Tensor, da: Tensor, db: Tensor, dx: Option<Tensor>) {
+/// dx and, of an adapter that learns, da and db. Shapes were checked, scratch was asked for.
+pub(super) fn backward(
+    ops: &mut Ops,
+    adapter: &Adapter,
+    dy: Tensor,
+    gradients: Option<(Tensor, Tensor)>,
+    dx: Option<Tensor>,
+) {
     let shared = prepare(ops, adapter);
     let (tokens, k, n, rank) = (adapter.x.rows(), adapter.x.columns(), dy.columns(), adapter.a.rows());
-    let [x, a, hidden, dy, da, db] = [adapter.x, adapter.a, adapter.hidden, dy, da, db].map(|t| ops.place(t));
+    let [x, a, hidden, dy] = [adapter.x, adapter.a, adapter.hidden, dy].map(|t| ops.place(t));
     let dx = dx.map(|dx| ops.place(dx));
     let (isa, mask, weights_row) = (ops.options.isa, adapter.dropout.mask(), n.next_multiple_of(LANES));
     // SAFETY: `a_tail` has rank rows of 16.
@@ -432,6 +438,8 @@ pub(super) fn backward(ops: &mut Ops, adapter: &Adapter, dy: Tensor, da: Tensor,
             }
         }
     });
+    let Some((da, db)) = gradients else { return };
+    let [da, db] = [da, db].map(|t| ops.place(t));
     let strips_of_a = k.div_ceil(STRIP_COLUMNS);
     ops.pool.run(strips_of_a + n.div_ceil(STRIP_COLUMNS), &|task, worker| {
         // SAFETY: each task has its own columns of da or rows of db; each worker its own scratch.

@@ -91,6 +91,16 @@ fn both_directions_equal_the_reference() {
         });
         assert_eq!(without[..8], found[..8]);
         assert_eq!(without[8], tensors[8].values);
+        // Of an adapter that does not learn only dx is computed, to the same bits where nothing is dropped.
+        if rate == 0.0 {
+            let frozen = run_everywhere(&name, &tensors, |ops, t| {
+                ops.lora_input_grad(t[1], t[2], SCALE, t[5], t[8]);
+                let [tokens, rank, k, n] = [t[8].rows(), t[1].rows(), t[8].columns(), t[2].rows()];
+                assert_eq!(ops.counters().adapter_macs, (tokens * rank * (k + n)) as u64);
+            });
+            assert_eq!(frozen[8], found[8]);
+            assert_eq!(frozen[6..8], [tensors[6].values.clone(), tensors[7].values.clone()]);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use kernels::{ArenaPlan, Tensor};
 use crate::adapter::AdapterSpec;
 use crate::block::{BlockGradients, BlockTensors};
 use crate::config::ModelConfig;
+use crate::lora::FrozenStack;
 use crate::projection::Projection;
 use crate::step::{Recompute, SelectRows, StepOptions};
 
@@ -22,6 +23,7 @@ pub(crate) struct StepPlaces {
     pub(crate) gradients: Tensor,
     pub(crate) first_moment: Tensor,
     pub(crate) second_moment: Tensor,
+    pub(crate) frozen: FrozenPlaces,
     /// One entry a block; blocks that share memory have the same places.
     pub(crate) blocks: Vec<BlockTensors>,
     /// For blocks that all rows leave.
@@ -29,6 +31,24 @@ pub(crate) struct StepPlaces {
     /// For the last block when only selected rows leave it.
     pub(crate) selecting_gradients: BlockGradients,
     pub(crate) head: HeadTensors,
+}
+
+/// The frozen adapters of a stack.
+#[derive(Clone, Copy)]
+pub(crate) struct FrozenPlaces {
+    /// Their values, [1, parameters].
+    pub(crate) parameters: Option<Tensor>,
+    /// Hidden values of one projection at a time, [1, rows · largest rank].
+    pub(crate) hidden: Option<Tensor>,
+}
+
+impl FrozenPlaces {
+    pub(crate) fn new(plan: &mut Itemized, stack: &FrozenStack, config: &ModelConfig, rows: usize) -> Self {
+        let rank = stack.rank_max();
+        let count = stack.parameter_count(config);
+        let mut place = |name, len: usize| (rank > 0).then(|| plan.item(name, |arena| arena.tensor(1, len)));
+        Self { parameters: place("frozen adapters", count), hidden: place("frozen adapters' activations", rows * rank) }
+    }
 }
 
 /// Around the output head, [R, D] each.
@@ -47,12 +67,20 @@ pub(crate) fn first_kept_block(spec: &AdapterSpec, options: &StepOptions) -> usi
 }
 
 impl StepPlaces {
-    pub(crate) fn new(config: &ModelConfig, spec: &AdapterSpec, options: &StepOptions, rows: usize) -> Self {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        spec: &AdapterSpec,
+        frozen: &FrozenStack,
+        options: &StepOptions,
+        rows: usize,
+    ) -> Self {
         let mut plan = Itemized::default();
         let parameters = plan.item("adapter", |arena| arena.tensor(1, spec.parameter_count(config)));
         let gradients = plan.item("adapter gradients", |arena| arena.tensor(1, parameters.len()));
         let (first_moment, second_moment) = plan
             .item("optimizer moments", |arena| (arena.tensor(1, parameters.len()), arena.tensor(1, parameters.len())));
+
+        let frozen = FrozenPlaces::new(&mut plan, frozen, config, rows);
 
         let selects_in_block = options.necessary_work.select_rows == SelectRows::InLastBlock;
         let selects_before_head = options.necessary_work.select_rows == SelectRows::BeforeHead;
@@ -133,6 +161,7 @@ impl StepPlaces {
             gradients,
             first_moment,
             second_moment,
+            frozen,
             blocks,
             block_gradients: all_leave,
             selecting_gradients: BlockGradients { query_input: parts.query_input, ..selecting },

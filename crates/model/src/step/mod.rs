@@ -12,6 +12,7 @@ use kernels::{AdamWParameters, Ops, OpsOptions};
 
 use crate::adapter::{AdapterSpec, AdapterWeights};
 use crate::error::ModelError;
+use crate::lora::FrozenStack;
 use crate::plan::{MemoryPlan, StepPlaces};
 use crate::weights::Model;
 use program::Program;
@@ -83,12 +84,29 @@ pub struct TrainingSession {
 impl TrainingSession {
     /// Plans all memory, then takes it. The adapter starts from `adapter`, the optimizer's moments from zero.
     pub fn new(model: Arc<Model>, adapter: &AdapterWeights, options: StepOptions) -> Result<Self, ModelError> {
-        adapter.validate(model.config())?;
-        let program = Program::new(model, &adapter.spec, options)?;
+        Self::stacked(model, &[], adapter, options)
+    }
+
+    /// As [`Self::new`], with `frozen` adapters under the one that learns, bottom first. They add their products in
+    /// every pass and pass gradients on, have no dropout and never change; each has its own rank, targets and blocks.
+    pub fn stacked(
+        model: Arc<Model>,
+        frozen: &[&AdapterWeights],
+        adapter: &AdapterWeights,
+        options: StepOptions,
+    ) -> Result<Self, ModelError> {
+        for adapter in frozen.iter().chain([&adapter]) {
+            adapter.validate(model.config())?;
+        }
+        let stack = FrozenStack::new(frozen.iter().map(|adapter| &adapter.spec), model.config());
+        let program = Program::new(model, &adapter.spec, &stack, options)?;
         let mut supervision = Supervision::new(program.rows_max());
         let planned = program.dry_run(&mut supervision);
         let plan = program.memory_plan(planned, supervision.bytes());
-        let ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
+        let mut ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
+        if let Some(place) = program.places.frozen.parameters {
+            ops.write(place, &stack.values(frozen, program.model.config()));
+        }
         let mut session = Self { ops, program, supervision, plan };
         session.set_adapter(adapter)?;
         Ok(session)

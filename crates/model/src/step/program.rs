@@ -11,7 +11,7 @@ use crate::adapter::AdapterSpec;
 use crate::block::{self, BlockGradients, BlockRun, BlockTensors, Extent, Needs};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::lora::{self, BlockLora};
+use crate::lora::{self, BlockLora, FrozenStack};
 use crate::plan::{MemoryPlan, StepPlaces, first_kept_block};
 use crate::random::seed_of_part;
 use crate::weights::Model;
@@ -35,11 +35,17 @@ pub(super) struct Program {
     positions: Vec<u32>,
     lora: Vec<BlockLora>,
     lora_gradients: Vec<BlockLora>,
+    frozen: Vec<BlockLora>,
     first_kept: usize,
 }
 
 impl Program {
-    pub(super) fn new(model: Arc<Model>, spec: &AdapterSpec, options: StepOptions) -> Result<Self, ModelError> {
+    pub(super) fn new(
+        model: Arc<Model>,
+        spec: &AdapterSpec,
+        frozen: &FrozenStack,
+        options: StepOptions,
+    ) -> Result<Self, ModelError> {
         let config = model.config();
         if options.tokens_max < 2 {
             let found = options.tokens_max.to_string();
@@ -50,12 +56,13 @@ impl Program {
             return Err(ModelError::TooManyTokens { tokens: options.tokens_max, limit, of: "the model's context" });
         }
         let rows_max = options.tokens_max - 1;
-        let places = StepPlaces::new(config, spec, &options, rows_max);
+        let places = StepPlaces::new(config, spec, frozen, &options, rows_max);
         Ok(Self {
             ropes: rope_tables(config, rows_max),
             positions: (0..rows_max as u32).collect(),
             lora: lora::lay_out(places.parameters, spec, config),
             lora_gradients: lora::lay_out(places.gradients, spec, config),
+            frozen: frozen.lay_out(places.frozen.parameters, config),
             first_kept: first_kept_block(spec, &options),
             spec: spec.clone(),
             options,
@@ -191,6 +198,8 @@ impl Program {
             selected_positions: &supervision.rows,
             lora: &self.lora[block],
             lora_scale: self.spec.scale(),
+            frozen: &self.frozen[block],
+            frozen_hidden: self.places.frozen.hidden,
             dropout_rate: if pass.dropout_seed.is_some() { self.spec.dropout } else { 0.0 },
             dropout_seed: seed_of_part(pass.dropout_seed.unwrap_or(0), block),
         }
