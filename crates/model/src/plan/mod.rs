@@ -4,7 +4,7 @@ mod places;
 
 use kernels::ops::Counters;
 
-pub(crate) use places::{Activations, Itemized, StepPlaces, first_kept_block};
+pub(crate) use places::{Activations, FrozenPlaces, Itemized, StepPlaces, first_kept_block};
 
 /// What a session takes, known before it runs.
 #[derive(Clone, Debug, PartialEq)]
