@@ -11,6 +11,12 @@ pub fn unix_time_seconds() -> f64 {
     }
 }
 
+/// Minutes since midnight in the time zone that the system is set to (`TZ` included), 0 to 1439; in UTC where none is.
+pub fn local_minute() -> u16 {
+    let time = jiff::ZonedDateTime::now();
+    time.hour().unsigned_abs() as u16 * 60 + time.minute().unsigned_abs() as u16
+}
+
 /// A duration being measured, by the clock that never jumps.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
@@ -41,6 +47,11 @@ mod tests {
     #[test]
     fn the_calendar_is_past_the_day_this_was_written() {
         assert!(unix_time_seconds() > 1.7e9);
+    }
+
+    #[test]
+    fn a_day_has_1440_minutes() {
+        assert!(local_minute() < 24 * 60);
     }
 
     #[test]

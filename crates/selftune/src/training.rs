@@ -72,6 +72,7 @@ pub fn train_with_progress(
         run,
         resume,
     };
+    let mut sensors = device::system_sensors();
     let bar = terminal.bar(0, "train", "updates");
     let plain_lines = !terminal.shows_progress();
     let mut observer = |event: &TrainEvent| {
@@ -118,7 +119,7 @@ pub fn train_with_progress(
         }
         if stop_asked() { Control::Stop } else { Control::Continue }
     };
-    let outcome = train::train(&inputs, &mut observer);
+    let outcome = train::train(&inputs, sensors.as_mut(), &mut observer);
     bar.finish_and_clear();
     outcome.map_err(training_failure)
 }

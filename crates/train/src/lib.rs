@@ -21,6 +21,7 @@ mod files;
 mod hash;
 mod learner;
 pub mod metrics;
+mod monitor;
 pub mod order;
 mod outcome;
 pub mod plan;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use device::Reading;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileError};
@@ -38,6 +39,15 @@ pub struct StepReport {
     pub eta_seconds: f64,
     /// The most memory this process ever had resident, where the system tells.
     pub peak_resident_bytes: Option<u64>,
+    /// Joules that the machine used during this update, idle power included, where it can be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
+    /// Time that a token takes now over the time it took at its fastest in this session: throttling as it is felt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
+    /// What the sensors said after the update.
+    #[serde(default)]
+    pub device: Reading,
 }
 
 /// One look at the held-out examples.
@@ -50,6 +60,9 @@ pub struct ValidationReport {
     /// Whether this is the best adapter so far, now in `adapter/best`.
     pub is_best: bool,
     pub seconds: f64,
+    /// Joules that the machine used meanwhile, where it can be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -152,10 +165,13 @@ mod tests {
             tokens_per_second: 200.0,
             eta_seconds: 3.0,
             peak_resident_bytes: None,
+            energy_j: Some(0.1 + 0.7),
+            slowdown: None,
+            device: Reading { temperature_c: Some(61.5), ..Reading::default() },
         }
     }
     fn validation(step: u64) -> ValidationReport {
-        ValidationReport { step, loss: 2.5, is_best: step > 0, seconds: 0.1 }
+        ValidationReport { step, loss: 2.5, is_best: step > 0, seconds: 0.1, energy_j: None }
     }
 
     #[test]

@@ -36,6 +36,12 @@ pub struct TrainOutcome {
     pub tokens: u64,
     /// Seconds spent in training, all sessions together.
     pub seconds: f64,
+    /// Seconds on hold, not counted in `seconds`.
+    #[serde(default)]
+    pub held_seconds: f64,
+    /// Joules used in training and validation, all sessions together, idle power included; none where nothing measures.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
     pub first_loss: Option<f64>,
     /// Mean training loss of each pass.
     pub pass_losses: Vec<f64>,

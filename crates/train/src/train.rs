@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use data::Example;
+use device::Sensors;
 use model::{AdapterSpec, AdapterWeights, Model, StepOptions, TrainingSession};
 
 use crate::adapter_file::{AdapterNotes, Receipt};
@@ -11,6 +12,7 @@ use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::hash::{example_hash, list_hash};
 use crate::learner::Learner;
+use crate::monitor::Monitor;
 use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
 use crate::run_folder::{ExampleList, ListedExample, RunFolder};
@@ -35,8 +37,12 @@ pub struct TrainInputs<'a> {
 
 /// Trains an adapter. `observer` hears of everything and may stop the run after any event; what was done until then
 /// is saved and a later call with `resume` goes on from it to the same final bytes.
+///
+/// `sensors` are read after every update: those of this machine ([`device::system_sensors`]), of a host application, of
+/// a simulated device, or [`device::NoSensors`].
 pub fn train(
     inputs: &TrainInputs,
+    sensors: &mut dyn Sensors,
     observer: &mut dyn FnMut(&TrainEvent) -> Control,
 ) -> Result<TrainOutcome, TrainError> {
     let config = inputs.config.resolved(inputs.model.config())?;
@@ -53,7 +59,7 @@ pub fn train(
     let base = inputs.model.content_hash().to_owned();
     let base_name = inputs.base_name.to_owned();
     let begin = Begin { examples: inputs.examples, validation: inputs.validation, config: &config, base, base_name };
-    train_learner(session, begin, plan, inputs.run, inputs.resume, observer)
+    train_learner(session, begin, plan, inputs.run, inputs.resume, sensors, observer)
 }
 
 /// What a run would take, with the speed of this machine measured on one example.
@@ -91,6 +97,7 @@ pub(crate) fn train_learner<L: Learner>(
     mut plan: TrainPlan,
     run: &RunFolder,
     resume: bool,
+    sensors: &mut dyn Sensors,
     observer: &mut dyn FnMut(&TrainEvent) -> Control,
 ) -> Result<TrainOutcome, TrainError> {
     let _lock = run.lock()?;
@@ -150,7 +157,7 @@ pub(crate) fn train_learner<L: Learner>(
         Control::Continue if stop_asked => Control::Stop,
         answer => answer,
     };
-    Trainer::new(job, learner, progress, is_saved, &mut observer)?.run()
+    Trainer::new(job, learner, progress, is_saved, Monitor::new(sensors), &mut observer)?.run()
 }
 
 fn new_session(

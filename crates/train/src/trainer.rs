@@ -13,6 +13,7 @@ use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::learner::Learner;
 use crate::metrics::{Line, Metrics, StepReport, ValidationReport};
+use crate::monitor::Monitor;
 use crate::order::DataOrder;
 use crate::outcome::{RunEnd, TrainOutcome};
 use crate::plan::{supervised_tokens, validates_after, validations_between};
@@ -47,6 +48,7 @@ pub(crate) struct Trainer<'a, L> {
     shuffled: (u64, Vec<usize>),
     metrics: Metrics,
     pace: Pace,
+    monitor: Monitor<'a>,
     /// The update after which the state was last saved, and what that took.
     saved: Option<Saved>,
     session: Stopwatch,
@@ -67,6 +69,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         learner: L,
         progress: Progress,
         is_saved: bool,
+        monitor: Monitor<'a>,
         observer: &'a mut dyn FnMut(&TrainEvent) -> Control,
     ) -> Result<Self, TrainError> {
         let config = job.config;
@@ -78,6 +81,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
             shuffled: (pass, order.shuffled(pass)),
             metrics: Metrics::open(&job.run.metrics_path(), is_saved.then_some(progress.step))?,
             pace: Pace::default(),
+            monitor,
             saved: is_saved.then(|| Saved { step: progress.step, seconds: 0.0, since: Stopwatch::start() }),
             session: Stopwatch::start(),
             stop_asked: false,
@@ -102,6 +106,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
             if let Some(end) = self.end() {
                 break end;
             }
+            self.monitor.read();
             let watch = Stopwatch::start();
             let window = self.next_window();
             let loss = self.forward_backward(&window)?;
@@ -201,6 +206,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
         self.progress.passes[pass].add(loss.loss_sum, loss.supervised_tokens);
         self.progress.first_loss.get_or_insert(mean);
         self.pace.add(tokens, seconds);
+        self.monitor.slowdown.add(tokens, seconds);
+        let energy_j = self.count_energy();
         let report = StepReport {
             step: self.progress.step,
             steps: self.updates,
@@ -215,10 +222,20 @@ impl<'a, L: Learner> Trainer<'a, L> {
             tokens_per_second: self.pace.tokens_per_second(),
             eta_seconds: self.eta_seconds(),
             peak_resident_bytes: ProcessMemory::read().peak_resident_bytes,
+            energy_j,
+            slowdown: self.monitor.slowdown.factor(),
+            device: self.monitor.last().clone(),
         };
         self.metrics.write(Line::Step(&report))?;
         self.notify(&TrainEvent::Step(report));
         Ok(())
+    }
+
+    /// Joules since the reading before, added to those of the run.
+    fn count_energy(&mut self) -> Option<f64> {
+        let energy_j = self.monitor.energy_since_last()?;
+        *self.progress.energy_j.get_or_insert(0.0) += energy_j;
+        Some(energy_j)
     }
 
     fn eta_seconds(&self) -> f64 {
@@ -239,6 +256,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
 
     /// Measures the loss on the held-out examples and keeps the adapter if it is the best so far.
     fn validate(&mut self) -> Result<(), TrainError> {
+        self.monitor.read();
         let watch = Stopwatch::start();
         let mut total = LossTotal::default();
         for example in self.job.validation {
@@ -254,7 +272,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             self.learner.write_adapter(&self.job.run.best_adapter(), &self.job.notes)?;
         }
         self.pace.validation_seconds = watch.seconds();
-        let report = ValidationReport { step, loss, is_best, seconds: watch.seconds() };
+        let seconds = watch.seconds();
+        let report = ValidationReport { step, loss, is_best, seconds, energy_j: self.count_energy() };
         self.metrics.write(Line::Validation(&report))?;
         self.notify(&TrainEvent::Validation(report));
         Ok(())
@@ -313,6 +332,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             steps: self.updates,
             tokens: progress.tokens,
             seconds: progress.seconds,
+            held_seconds: progress.held_seconds,
+            energy_j: progress.energy_j,
             first_loss: progress.first_loss,
             pass_losses: progress.passes.iter().filter_map(LossTotal::mean).collect(),
             validation_before: progress.validation_before(),

@@ -48,7 +48,7 @@ impl Setup {
             run: &run,
             resume,
         };
-        train::train(&inputs, observer)
+        train::train(&inputs, &mut device::NoSensors::default(), observer)
     }
 
     fn run_to_end(&self) -> (tempfile::TempDir, PathBuf, TrainOutcome) {

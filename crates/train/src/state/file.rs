@@ -216,6 +216,8 @@ mod tests {
                 validations: vec![ValidationPoint { step: 0, loss: std::f64::consts::LN_2 * 1e-7 }],
                 best: None,
                 seconds: 1.5,
+                held_seconds: 0.0,
+                energy_j: Some(1.0 / 3.0),
             },
             parameters: values(step as f32),
             first_moment: values(-0.0),

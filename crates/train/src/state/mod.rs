@@ -100,8 +100,14 @@ pub struct Progress {
     pub validations: Vec<ValidationPoint>,
     /// The validation with the smallest loss after at least one update: the adapter in `adapter/best`.
     pub best: Option<ValidationPoint>,
-    /// Seconds spent in training, all sessions together. The only part that differs between two equal runs.
+    /// Seconds spent in training, all sessions together. Like the next two it differs between two equal runs.
     pub seconds: f64,
+    /// Seconds spent on hold, all sessions together.
+    #[serde(default)]
+    pub held_seconds: f64,
+    /// Joules used in training and validation, all sessions together, where they could be measured.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
 }
 
 impl Progress {
