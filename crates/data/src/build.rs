@@ -162,7 +162,7 @@ impl Question {
                 QuestionBody::Turns { messages: messages[..end].to_vec(), tools: tools.clone() }
             }
             _ => QuestionBody::Single {
-                instruction: task.instruction(),
+                instruction: task.instruction(record),
                 input: task.input_text(record),
                 answer: task.answer(record),
                 answer_label: task.answer_label(),
@@ -334,11 +334,16 @@ fn join_parts(parts: &[&str]) -> String {
     parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join("\n\n")
 }
 
-/// An earlier record in one line, `input -> answer`, in at most so many tokens; and whether it had to be cut.
+/// An earlier record in one line, `input -> answer` (or its answer alone), in at most so many tokens; and whether it had to be cut.
 fn shown_record(pipeline: &TextPipeline, record: &Record, tokens_max: usize) -> Result<(String, bool), TextError> {
     let task = record.task();
     let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (input, answer) = (one_line(task.short_input_text(record)), one_line(task.answer(record)));
+    if input.is_empty() {
+        let cut = cut_text(pipeline, &answer, tokens_max, Cut::End)?;
+        let was_cut = cut != answer;
+        return Ok((cut, was_cut));
+    }
     let whole = format!("{input} -> {answer}");
     let whole_tokens = pipeline.encode(&whole)?.len();
     if whole_tokens <= tokens_max {

@@ -10,6 +10,7 @@
 
 #![warn(missing_docs)]
 
+mod benchmark;
 pub mod bm25;
 mod build;
 pub mod error;
@@ -26,8 +27,8 @@ pub use build::{PreviewPiece, build_example, build_prompt, example_preview};
 pub use error::{DataError, ExampleError, TextError};
 pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
 pub use read::{OnBadLine, ReadOptions, read_history, read_question};
-pub use record::{DEFAULT_USER, HeldOut, History, Message, Record, RecordBody, SkippedLine, Split};
+pub use record::{DEFAULT_USER, HeldOut, History, Message, Noticed, Record, RecordBody, SkippedLine, Split};
 pub use retrieve::{Found, Retriever};
-pub use tasks::{ColumnNames, Cut, TASKS, Task, task_by_name};
+pub use tasks::{AnswerKind, ColumnNames, Cut, TASKS, Task, task_by_name};
 pub use text::{Encoded, MarkedText, StreamDecoder, TextOptions, TextPipeline};
 pub use time::PinnedDate;

@@ -1,4 +1,4 @@
-//! Reads a history: JSON Lines, one record a line, or a folder of such files.
+//! Reads a history: JSON Lines, one record a line, a folder of such files, or the benchmark's own files.
 //!
 //! Every record is recognised by itself, so kinds may be mixed. Whatever is not a record is named by file, line and
 //! column, with what was expected; a snippet shows at most a few characters of the person's text.
@@ -37,6 +37,21 @@ pub struct ReadOptions {
     pub columns: ColumnNames,
 }
 
+/// A form that a history file can have.
+pub(crate) struct Format {
+    /// Whether a file that begins like this has the form.
+    pub begins: fn(&[u8]) -> bool,
+    /// Reads the file.
+    pub read: fn(&mut Reader, &Path, Option<Split>) -> Result<(), DataError>,
+}
+
+/// Every form, the one without a sign of its own last.
+static FORMATS: [Format; 2] =
+    [crate::benchmark::FORMAT, Format { begins: |_| true, read: |reader, path, split| reader.read_lines(path, split) }];
+
+/// How much of a file is looked at to know its form.
+const START_BYTES: u64 = 1 << 17;
+
 /// A line longer than this is no record: 16 MiB of JSON is longer than any model's context.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
@@ -66,7 +81,35 @@ pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataE
         return Err(nothing_read(path, &history, options, &other_users));
     }
     put_oldest_first(&mut history.records);
+    notice_people(&mut history);
     Ok(history)
+}
+
+/// Notices people whose records can teach or prove little.
+fn notice_people(history: &mut History) {
+    /// What is known of one person's answers.
+    struct Answers {
+        count: usize,
+        first: String,
+        all_equal: bool,
+    }
+    let mut people: HashMap<&str, Answers> = HashMap::new();
+    for record in history.records.iter().filter(|record| record.split != Some(Split::Test)) {
+        let answer = record.answer();
+        match people.get_mut(record.user.as_str()) {
+            Some(known) => {
+                known.count += 1;
+                known.all_equal &= known.first == answer;
+            }
+            None => {
+                people.insert(&record.user, Answers { count: 1, first: answer, all_equal: true });
+            }
+        }
+    }
+    let single = people.values().filter(|answers| answers.count == 1).count();
+    let equal = people.values().filter(|answers| answers.count > 1 && answers.all_equal).count();
+    history.notice("people with a single record to learn from", single);
+    history.notice("people whose answers are all the same", equal);
 }
 
 /// The files of a history and the part that each one is.
@@ -129,12 +172,12 @@ fn put_oldest_first(records: &mut [Record]) {
     }
 }
 
-struct Reader<'a> {
-    options: &'a ReadOptions,
-    history: History,
+pub(crate) struct Reader<'a> {
+    pub options: &'a ReadOptions,
+    pub history: History,
     /// Where each id was seen first.
     ids: HashMap<String, (Arc<Path>, usize)>,
-    hash: Sha256,
+    pub hash: Sha256,
     other_users: OtherUsers,
     /// Whether a line of the current file that is not blank was seen.
     file_has_begun: bool,
@@ -207,6 +250,23 @@ fn line_too_long() -> Fault {
 
 impl Reader<'_> {
     fn read_file(&mut self, path: &Path, split: Option<Split>) -> Result<(), DataError> {
+        let mut start = Vec::new();
+        let file = std::fs::File::open(path).map_err(|source| self.read_error(path, source))?;
+        file.take(START_BYTES).read_to_end(&mut start).map_err(|source| self.read_error(path, source))?;
+        let format = FORMATS.iter().find(|format| (format.begins)(&start)).expect("the last takes every file");
+        (format.read)(self, path, split)
+    }
+
+    /// A file that cannot be read, named where it is part of a folder.
+    pub fn read_error(&self, path: &Path, source: std::io::Error) -> DataError {
+        match self.is_folder {
+            true => DataError::ReadPart { path: path.to_path_buf(), source },
+            false => DataError::Read { path: path.to_path_buf(), source },
+        }
+    }
+
+    /// JSON Lines: one record a line.
+    fn read_lines(&mut self, path: &Path, split: Option<Split>) -> Result<(), DataError> {
         let is_part = self.is_folder;
         let read_error = |source| match is_part {
             true => DataError::ReadPart { path: path.to_path_buf(), source },
@@ -309,9 +369,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => DEFAULT_USER.to_string(),
             Some(value) => name_text("user", value)?,
         };
-        if self.options.user.as_ref().is_some_and(|wanted| *wanted != user) {
-            self.history.other_users_count += 1;
-            self.other_users.count(user);
+        if !self.wants(&user) {
             return Ok(());
         }
         let stem = file.file_stem().map_or("record".into(), |stem| stem.to_string_lossy().into_owned());
@@ -324,6 +382,31 @@ impl Reader<'_> {
         let body = task.read(fields, &self.options.columns).map_err(|reason| {
             format!("{reason}; a {} record has {}", task.name(), task.expects(&self.options.columns))
         })?;
+        self.push(id, user, time, body, file, line, split).map(|_| ())
+    }
+
+    /// Whether this user's records are read; one of another user is counted.
+    pub fn wants(&mut self, user: &str) -> bool {
+        let wanted = self.options.user.as_ref().is_none_or(|wanted| wanted == user);
+        if !wanted {
+            self.history.other_users_count += 1;
+            self.other_users.count(user.to_string());
+        }
+        wanted
+    }
+
+    /// Adds a record; an id that was used before is its fault.
+    #[allow(clippy::too_many_arguments)]
+    pub fn push(
+        &mut self,
+        id: String,
+        user: String,
+        time: Option<i64>,
+        body: RecordBody,
+        file: &Arc<Path>,
+        line: usize,
+        split: Option<Split>,
+    ) -> Result<&Record, String> {
         if let Some((first_file, first_line)) = self.ids.get(&id) {
             let place = match first_file == file {
                 true => format!("line {first_line}"),
@@ -334,12 +417,12 @@ impl Reader<'_> {
         self.ids.insert(id.clone(), (file.clone(), line));
         let sequence = self.history.records.len();
         self.history.records.push(Record { id, user, time, body, file: file.clone(), line, sequence, split });
-        Ok(())
+        Ok(&self.history.records[sequence])
     }
 }
 
 /// Stands in for the answer of a question while its fields are checked; then it is taken away.
-const NO_ANSWER: &str = "(to be written)";
+pub(crate) const NO_ANSWER: &str = "(to be written)";
 
 /// Reads one JSON record that may lack its answer, which is then empty: something to be asked now.
 pub fn read_question(text: &str, columns: &ColumnNames) -> Result<RecordBody, String> {
@@ -417,7 +500,7 @@ fn take_answer_away(body: &mut RecordBody, columns: &ColumnNames) {
     }
 }
 
-fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) -> Result<&'static dyn Task, String> {
+pub(crate) fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) -> Result<&'static dyn Task, String> {
     if let Some(task) = options.task {
         return Ok(task);
     }
@@ -446,7 +529,7 @@ fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
 }
 
 /// A name given as text or number.
-fn name_text(field: &str, value: &Value) -> Result<String, String> {
+pub(crate) fn name_text(field: &str, value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) if text.trim().is_empty() => Err(format!("field \"{field}\" is empty; expected a name")),
         Value::String(text) => Ok(text.clone()),
@@ -490,7 +573,7 @@ fn not_json(text: &str, error: &serde_json::Error) -> Fault {
 }
 
 /// What serde_json says, without the place.
-fn explained(error: &serde_json::Error) -> String {
+pub(crate) fn explained(error: &serde_json::Error) -> String {
     let full = error.to_string();
     match full.split(" at line ").next().unwrap_or(&full) {
         "lone leading surrogate in hex escape" | "unexpected end of hex escape" => {
@@ -502,6 +585,6 @@ fn explained(error: &serde_json::Error) -> String {
 }
 
 /// Text of the file made fit for a message: no control characters, not long.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(40).collect()
 }

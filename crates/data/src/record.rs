@@ -185,12 +185,23 @@ pub struct History {
     pub skipped: Vec<SkippedLine>,
     /// Records of other users, left out by the user filter.
     pub other_users_count: usize,
+    /// What the person should know of records that were read, each with how many it is true of.
+    pub noticed: Vec<Noticed>,
     /// Empty lines.
     pub blank_lines_count: usize,
     /// SHA-256 in hexadecimal of the bytes of all files read, in reading order.
     pub source_hash: String,
     /// The files read.
     pub files: Vec<PathBuf>,
+}
+
+/// Something that is no fault of a line and yet bears on what can be learned or proved.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Noticed {
+    /// What it is, in words that follow a number: "people with a single record to learn from".
+    pub what: String,
+    /// How often.
+    pub count: usize,
 }
 
 /// How much of a history is held out.
@@ -231,27 +242,42 @@ impl History {
     }
 
     /// Divides into (older, newest): of each user's records the newest part is held out. A user with a single record
-    /// keeps it in the older part; a user with more keeps at least one there.
+    /// keeps it in the older part; a user with more keeps at least one there. Records of one [`Task::group`] stay
+    /// together, where the first of them lies, so that no answer of a question that is held out is learned.
     pub fn split_newest(&self, held_out: HeldOut) -> (Vec<Record>, Vec<Record>) {
-        let mut left: HashMap<String, usize> = HashMap::new();
-        for (user, count) in self.users() {
-            let wanted = match held_out {
-                HeldOut::Fraction(fraction) => (count as f64 * fraction.clamp(0.0, 1.0)).round() as usize,
-                HeldOut::Count(wanted) => wanted,
-            };
-            left.insert(user, count - wanted.min(count.saturating_sub(1)));
-        }
-        let (mut older, mut newest) = (Vec::new(), Vec::new());
+        let mut groups: HashMap<&str, Vec<Group>> = HashMap::new();
+        let mut places: HashMap<(&str, String), usize> = HashMap::new();
+        // For each record the place of its group among those of its user.
+        let mut place_of: Vec<usize> = Vec::with_capacity(self.records.len());
         for record in &self.records {
-            let older_left = left.get_mut(&record.user).expect("every user was counted above");
-            if *older_left > 0 {
-                *older_left -= 1;
-                older.push(record.clone());
-            } else {
-                newest.push(record.clone());
+            let groups = groups.entry(&record.user).or_default();
+            let next = groups.len();
+            let place = match record.task().group(record) {
+                Some(name) => *places.entry((&record.user, name)).or_insert(next),
+                None => next,
+            };
+            if place == next {
+                groups.push(Group::default());
             }
+            groups[place].count += 1;
+            place_of.push(place);
+        }
+        for groups in groups.values_mut() {
+            hold_out_newest(groups, held_out);
+        }
+        let is_held = |record: &Record, place: usize| groups[record.user.as_str()][place].is_held_out;
+        let (mut older, mut newest) = (Vec::new(), Vec::new());
+        for (record, place) in self.records.iter().zip(place_of) {
+            if is_held(record, place) { &mut newest } else { &mut older }.push(record.clone());
         }
         (older, newest)
+    }
+
+    /// Notes something true of `count` records or people; nothing where it is true of none.
+    pub(crate) fn notice(&mut self, what: &str, count: usize) {
+        if count > 0 {
+            self.noticed.push(Noticed { what: what.to_string(), count });
+        }
     }
 
     /// The records of one given part, or nothing when the history was not given divided.
@@ -263,5 +289,30 @@ impl History {
     pub fn keep_newest(&mut self, count: usize) {
         let excess = self.records.len().saturating_sub(count);
         self.records.drain(..excess);
+    }
+}
+
+/// Records of one user that must stay together, in the order of their first.
+#[derive(Default)]
+struct Group {
+    count: usize,
+    is_held_out: bool,
+}
+
+/// Marks the newest groups, as long as they hold no more records than wanted; the newest is held out even if it alone
+/// holds more, the oldest never.
+fn hold_out_newest(groups: &mut [Group], held_out: HeldOut) {
+    let count: usize = groups.iter().map(|group| group.count).sum();
+    let mut left = match held_out {
+        HeldOut::Fraction(fraction) => (count as f64 * fraction.clamp(0.0, 1.0)).round() as usize,
+        HeldOut::Count(wanted) => wanted,
+    };
+    let newest = groups.len().saturating_sub(1);
+    for (place, group) in groups.iter_mut().enumerate().skip(1).rev() {
+        if left == 0 || (group.count > left && place < newest) {
+            return;
+        }
+        group.is_held_out = true;
+        left = left.saturating_sub(group.count);
     }
 }

@@ -52,7 +52,7 @@ impl Task for Chat {
         Ok(RecordBody::Chat { messages, tools })
     }
 
-    fn instruction(&self) -> &'static str {
+    fn instruction(&self, _record: &Record) -> &'static str {
         ""
     }
 

@@ -50,7 +50,7 @@ impl Task for CommitSubject {
         Ok(RecordBody::Task { task: &COMMIT_SUBJECT, fields })
     }
 
-    fn instruction(&self) -> &'static str {
+    fn instruction(&self, _record: &Record) -> &'static str {
         "Write the subject line of this commit."
     }
 

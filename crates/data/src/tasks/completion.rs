@@ -30,7 +30,7 @@ impl Task for Completion {
         Ok(RecordBody::Completion { prompt, completion })
     }
 
-    fn instruction(&self) -> &'static str {
+    fn instruction(&self, _record: &Record) -> &'static str {
         ""
     }
 

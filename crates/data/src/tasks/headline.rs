@@ -17,25 +17,41 @@ impl Task for Headline {
     }
 
     fn expects(&self, _columns: &ColumnNames) -> String {
-        "\"article\" (text) and \"title\" (text)".to_string()
+        "\"article\" or \"text\" (text) and \"title\" (text)".to_string()
     }
 
     fn detect(&self, fields: &Map<String, Value>, _columns: &ColumnNames) -> bool {
         fields.contains_key("article") && fields.contains_key("title")
     }
 
-    fn read(&self, fields: Map<String, Value>, _columns: &ColumnNames) -> Result<RecordBody, String> {
+    fn read(&self, mut fields: Map<String, Value>, _columns: &ColumnNames) -> Result<RecordBody, String> {
+        if !fields.contains_key("article")
+            && let Some(text) = fields.remove("text")
+        {
+            fields.insert("article".into(), text);
+        }
         require_text(&fields, "article")?;
         require_text(&fields, "title")?;
         Ok(RecordBody::Task { task: &HEADLINE, fields })
     }
 
-    fn instruction(&self) -> &'static str {
-        "Write the headline of this article."
+    fn read_benchmark_question(&self, question: &str) -> Option<Map<String, Value>> {
+        let article = question.strip_prefix("Generate a headline for the following article")?.split_once(':')?.1;
+        let mut fields = Map::new();
+        fields.insert("article".into(), article.trim().into());
+        Some(fields)
+    }
+
+    fn instruction(&self, _record: &Record) -> &'static str {
+        "Generate a headline for the following article."
     }
 
     fn query_text(&self, record: &Record) -> String {
         text_field(record, "article").to_string()
+    }
+
+    fn document_text(&self, record: &Record) -> String {
+        format!("{} {}", text_field(record, "title"), text_field(record, "article"))
     }
 
     fn input_text(&self, record: &Record) -> String {

@@ -3,21 +3,35 @@
 //! A task says which records are its own, what the model is shown, what it must write, what text the record is found
 //! by, and how the record is shown in short as an example inside another record's prompt.
 
+mod answers;
 pub mod chat;
+pub mod citation;
 pub mod commit_subject;
 pub mod completion;
 pub mod headline;
+pub mod movie_tag;
+pub mod news_category;
+pub mod rating;
+pub mod reply;
 pub mod scholarly_title;
 pub mod text;
+pub mod tweet;
 
 use crate::record::{Record, RecordBody};
+pub use answers::AnswerKind;
 use serde_json::{Map, Value};
 
 /// Every task, in the order in which a record without `"task"` is tried.
 pub static TASKS: &[&dyn Task] = &[
     &commit_subject::COMMIT_SUBJECT,
+    &citation::CITATION,
+    &movie_tag::MOVIE_TAG,
     &scholarly_title::SCHOLARLY_TITLE,
+    &news_category::NEWS_CATEGORY,
     &headline::HEADLINE,
+    &rating::RATING,
+    &tweet::TWEET,
+    &reply::REPLY,
     &chat::CHAT,
     &completion::COMPLETION,
     &text::TEXT,
@@ -79,10 +93,18 @@ pub trait Task: std::fmt::Debug + Sync {
     fn detect(&self, fields: &Map<String, Value>, columns: &ColumnNames) -> bool;
     /// Reads the fields, or says what is wrong with them and what was expected.
     fn read(&self, fields: Map<String, Value>, columns: &ColumnNames) -> Result<RecordBody, String>;
-    /// What the model is asked to do, one sentence; empty when the record itself asks.
-    fn instruction(&self) -> &'static str;
-    /// The text by which the record finds others and is found.
+    /// The fields of a question in the benchmark's words, without the answer; `None` when they are not this task's.
+    fn read_benchmark_question(&self, _question: &str) -> Option<Map<String, Value>> {
+        None
+    }
+    /// What the model is asked to do, in a sentence or two; empty when the record itself asks.
+    fn instruction(&self, record: &Record) -> &'static str;
+    /// The text by which the record finds others: its question, because a new record has no answer yet.
     fn query_text(&self, record: &Record) -> String;
+    /// The text by which the record is found.
+    fn document_text(&self, record: &Record) -> String {
+        self.query_text(record)
+    }
     /// What the model is shown.
     fn input_text(&self, record: &Record) -> String;
     /// The input in short, for showing the record as an example.
@@ -94,6 +116,37 @@ pub trait Task: std::fmt::Debug + Sync {
     /// The field of the answer, for tasks that have one: a question is a record without it.
     fn answer_field<'a>(&self, _columns: &'a ColumnNames) -> Option<&'a str> {
         None
+    }
+    /// The field that limits what a record may be answered with, for tasks that have one.
+    fn choices_field(&self) -> Option<&'static str> {
+        None
+    }
+    /// What a record shares with others that ask the same: they are held out together, and none is shown to another.
+    fn group(&self, _record: &Record) -> Option<String> {
+        None
+    }
+    /// What its answers can be.
+    fn answer_kind(&self) -> AnswerKind {
+        AnswerKind::Text
+    }
+    /// What a record may be answered with: none for free text, the numbers of a scale, the choices that the record
+    /// names, else the answers that the same person's earlier records in `history` have (those of other people and later
+    /// ones are passed over).
+    fn choices(&self, record: &Record, history: &[Record]) -> Vec<String> {
+        let listed = self.choices_field().map_or(Vec::new(), |name| texts_field(record, name));
+        match listed.is_empty() {
+            true => self.answer_kind().choices(record, history),
+            false => listed.into_iter().map(String::from).collect(),
+        }
+    }
+    /// The answer that a generated text is by the benchmark's rule; `None` when it cannot be read as one of the choices
+    /// or as a number of the scale.
+    fn parse_answer(&self, generated: &str, choices: &[String]) -> Option<String> {
+        self.answer_kind().parse(generated, choices)
+    }
+    /// Names of the metrics that its answers are judged by, the telling ones first.
+    fn metrics(&self) -> &'static [&'static str] {
+        self.answer_kind().metrics()
     }
     /// What stands before the answer where there is no chat template, such as `Title:`; may be empty.
     fn answer_label(&self) -> &'static str;
@@ -154,6 +207,12 @@ pub(crate) fn texts_field<'a>(record: &'a Record, name: &str) -> Vec<&'a str> {
         .field(name)
         .and_then(Value::as_array)
         .map_or(Vec::new(), |items| items.iter().filter_map(Value::as_str).collect())
+}
+
+/// A list in the benchmark's words, `... tags: [comedy, dark comedy] ...`, where `begin` is `tags: [`.
+pub(crate) fn benchmark_list(text: &str, begin: &str) -> Vec<String> {
+    let list = text.split_once(begin).and_then(|(_, rest)| rest.split_once(']')).map_or("", |(list, _)| list);
+    list.split(',').map(str::trim).filter(|item| !item.is_empty()).map(String::from).collect()
 }
 
 /// The first words of a text: at most `characters_max`, ending at a word.

@@ -30,12 +30,23 @@ impl Task for ScholarlyTitle {
         Ok(RecordBody::Task { task: &SCHOLARLY_TITLE, fields })
     }
 
-    fn instruction(&self) -> &'static str {
-        "Write the title of the paper with this abstract."
+    fn read_benchmark_question(&self, question: &str) -> Option<Map<String, Value>> {
+        let text = question.strip_prefix("Generate a title for the following abstract of a paper")?.split_once(':')?.1;
+        let mut fields = Map::new();
+        fields.insert("abstract".into(), text.trim().into());
+        Some(fields)
+    }
+
+    fn instruction(&self, _record: &Record) -> &'static str {
+        "Generate a title for the following abstract of a paper."
     }
 
     fn query_text(&self, record: &Record) -> String {
         text_field(record, "abstract").to_string()
+    }
+
+    fn document_text(&self, record: &Record) -> String {
+        format!("{} {}", text_field(record, "title"), text_field(record, "abstract"))
     }
 
     fn input_text(&self, record: &Record) -> String {

@@ -28,7 +28,7 @@ impl Task for Text {
         require_text(&fields, &columns.text).map(RecordBody::Text)
     }
 
-    fn instruction(&self) -> &'static str {
+    fn instruction(&self, _record: &Record) -> &'static str {
         ""
     }
 
@@ -45,6 +45,11 @@ impl Task for Text {
             RecordBody::Text(text) => text.clone(),
             _ => String::new(),
         }
+    }
+
+    /// Nothing is asked, so nothing is generated: only the loss can be measured.
+    fn metrics(&self) -> &'static [&'static str] {
+        &["loss_per_answer_token"]
     }
 
     fn answer_label(&self) -> &'static str {
