@@ -39,10 +39,9 @@ pub struct OpsOptions {
 }
 
 impl Default for OpsOptions {
-    /// All processors that the system offers this process, the best instruction set, `a16`.
+    /// All physical cores that the system offers this process, the best instruction set, `a16`.
     fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-        Self { threads, isa: Isa::best(), precision: Precision::A16 }
+        Self { threads: crate::physical_cores(), isa: Isa::best(), precision: Precision::A16 }
     }
 }
 

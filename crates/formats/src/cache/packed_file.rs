@@ -223,7 +223,7 @@ fn tensor(file: &OpenFile, entry: &TableEntry) -> Option<LoadedTensor> {
             let scale_type = ScaleType::by_name(scale_type)?;
             let header = PackedHeader { n_out: *n_out, k_in: *k_in, bits: *bits, group_size: *group_size, scale_type };
             let start = entry.offset as usize;
-            let shared = SharedBytes::new(file.mapped.clone(), start..start + bytes.len())?;
+            let shared = SharedBytes::of_file(file.mapped.clone(), start..start + bytes.len())?;
             PackedMatrix::from_bytes(header, shared).ok().map(|matrix| LoadedTensor::Packed(Arc::new(matrix)))
         }
         EntryKind::Float { len } => {

@@ -6,28 +6,51 @@ use std::sync::Arc;
 use super::affine::{AffineError, AffineMatrix, GROUP_SIZES, ScaleType};
 use super::layout::{TILE, TRAILER_BYTES, byte_place, nibble_place};
 use crate::arena::{ALIGNMENT_BYTES, AlignedBuffer};
+use crate::map::MappedFile;
 
 /// Read-only bytes that somebody owns: a buffer, or a mapped file.
 #[derive(Clone)]
 pub struct SharedBytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Owner,
     range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Owner {
+    Memory(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    File(Arc<MappedFile>),
 }
 
 impl SharedBytes {
     /// Bytes `range` of `owner`; `None` when the owner has fewer.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
         (*owner).as_ref().get(range.clone())?;
-        Some(Self { owner, range })
+        Some(Self { owner: Owner::Memory(owner), range })
+    }
+    /// Bytes `range` of a mapped file, whose pages can be read ahead and released; `None` when the file has fewer.
+    pub fn of_file(file: Arc<MappedFile>, range: Range<usize>) -> Option<Self> {
+        (*file).as_ref().get(range.clone())?;
+        Some(Self { owner: Owner::File(file), range })
     }
     pub fn as_slice(&self) -> &[u8] {
-        &(*self.owner).as_ref()[self.range.clone()]
+        let all = match &self.owner {
+            Owner::Memory(owner) => (**owner).as_ref(),
+            Owner::File(file) => (**file).as_ref(),
+        };
+        &all[self.range.clone()]
     }
     pub fn len(&self) -> usize {
         self.range.len()
     }
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
+    }
+    /// The file behind the bytes, if there is one.
+    fn file(&self) -> Option<&MappedFile> {
+        match &self.owner {
+            Owner::Memory(_) => None,
+            Owner::File(file) => Some(file),
+        }
     }
 }
 
@@ -166,7 +189,7 @@ impl PackedMatrix {
         let len = bytes.len();
         Ok(PackedMatrix {
             header,
-            bytes: SharedBytes { owner: Arc::new(OwnedBytes(bytes)), range: 0..len },
+            bytes: SharedBytes { owner: Owner::Memory(Arc::new(OwnedBytes(bytes))), range: 0..len },
             shown_tiles: 0..row_tiles,
             stored_row_tiles: row_tiles,
             symmetric,
@@ -188,6 +211,81 @@ impl PackedMatrix {
         let symmetric = slice[expected - TRAILER_BYTES] == 1;
         let row_tiles = header.row_tiles();
         Ok(PackedMatrix { header, bytes, shown_tiles: 0..row_tiles, stored_row_tiles: row_tiles, symmetric })
+    }
+
+    /// A valid matrix of random codes, at the speed of memory: for benchmarks and memory tests of large shapes. Its
+    /// weights have a mean of about zero and a variance of 1 / k_in.
+    pub fn random(header: PackedHeader, seed: u64) -> Result<PackedMatrix, PackedError> {
+        let mut bytes = AlignedBuffer::<u8>::zeroed(header.byte_len()?);
+        let mut state = seed;
+        // Codes are uniform over 2^bits, of which the variance is (4^bits - 1) / 12.
+        let scale = (12.0 / (4f64.powi(header.bits as i32) - 1.0) / header.k_in as f64).sqrt() as f32;
+        let bias = -scale * (header.centre() - 0.5);
+        let (scale_bytes, excess) = (header.scale_type.bytes(), header.stored_excess() as u8);
+        let columns_in_tile = |tile: usize| TILE.min(header.k_in - tile % header.column_tiles() * TILE);
+        let rows_in_tile = |tile: usize| TILE.min(header.n_out - tile / header.column_tiles() * TILE);
+        let tiles = header.row_tiles() * header.column_tiles();
+        for (tile, part) in bytes[..tiles * header.tile_bytes()].chunks_mut(header.tile_bytes()).enumerate() {
+            let (codes, scales) = part.split_at_mut(header.code_bytes());
+            let mask = if header.code_bits() == 4 { (1u8 << header.bits) - 1 } else { u8::MAX >> (8 - header.bits) };
+            let mask = if header.code_bits() == 4 { mask * 0x11 } else { mask };
+            let add = if header.code_bits() == 4 { excess * 0x11 } else { excess };
+            for eight in codes.chunks_mut(8) {
+                // xorshift64*, enough for weights that only have to look busy.
+                state ^= state >> 12;
+                state ^= state << 25;
+                state ^= state >> 27;
+                let random = state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes();
+                eight.iter_mut().zip(random).for_each(|(code, random)| *code = (random & mask) + add);
+            }
+            let groups = columns_in_tile(tile).div_ceil(header.group_size);
+            for group in 0..groups {
+                for row in 0..rows_in_tile(tile) {
+                    let start = group * 2 * TILE * scale_bytes;
+                    header.scale_type.write(scale, &mut scales[start + row * scale_bytes..]);
+                    header.scale_type.write(bias, &mut scales[start + (TILE + row) * scale_bytes..]);
+                }
+            }
+        }
+        let stored = {
+            let mut number = [0; 4];
+            header.scale_type.write(scale, &mut number);
+            header.scale_type.read(&number)
+        };
+        for row in 0..header.n_out {
+            for (section, value) in [stored, 1.0 / stored].into_iter().enumerate() {
+                let place =
+                    tiles * header.tile_bytes() + (section * header.row_tiles() * TILE + row) * size_of::<f32>();
+                bytes[place..place + 4].copy_from_slice(&value.to_ne_bytes());
+            }
+        }
+        let range = 0..bytes.len();
+        Self::from_bytes(header, SharedBytes { owner: Owner::Memory(Arc::new(OwnedBytes(bytes))), range })
+    }
+
+    /// A matrix of which only the shape is there: for ops that plan. Anything that reads a weight panics.
+    pub fn planned(header: PackedHeader) -> Result<PackedMatrix, PackedError> {
+        header.byte_len()?;
+        let bytes = SharedBytes { owner: Owner::Memory(Arc::new(Vec::new())), range: 0..0 };
+        let row_tiles = header.row_tiles();
+        Ok(PackedMatrix { header, bytes, shown_tiles: 0..row_tiles, stored_row_tiles: row_tiles, symmetric: false })
+    }
+
+    /// Whether the bytes lie in a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        self.bytes.file().is_some()
+    }
+    /// Asks the system to read a mapped matrix from the disk ahead of its use.
+    pub fn read_ahead(&self) {
+        if let Some(file) = self.bytes.file() {
+            file.read_ahead(self.bytes.range.clone());
+        }
+    }
+    /// Takes a mapped matrix out of this process' memory until it is read again.
+    pub fn release(&self) {
+        if let Some(file) = self.bytes.file() {
+            file.release(self.bytes.range.clone());
+        }
     }
 
     /// Codes, scales and biases as they were packed.
@@ -382,6 +480,25 @@ mod tests {
                             assert!((f64::from(*weight) - expected).abs() <= expected.abs() * 1e-7);
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn random_matrices_are_like_packed_ones() {
+        for bits in 2..=8 {
+            for group_size in GROUP_SIZES {
+                for (n_out, k_in) in [(1, group_size), (65, 5 * group_size), (130, 3 * group_size)] {
+                    let header = PackedHeader { n_out, k_in, bits, group_size, scale_type: ScaleType::Float32 };
+                    let random = PackedMatrix::random(header, 7).expect("valid");
+                    let matrix = random.unpack();
+                    assert!(matrix.codes.iter().all(|code| u32::from(*code) < 1 << bits));
+                    let packed = PackedMatrix::pack(&matrix).expect("valid");
+                    assert_eq!(packed.unpack(), matrix);
+                    assert_eq!(packed.row_maxima()[..n_out], random.row_maxima()[..n_out]);
+                    assert_eq!(packed.row_maxima_inverse()[..n_out], random.row_maxima_inverse()[..n_out]);
+                    assert_eq!(random.bytes().len(), packed.bytes().len());
                 }
             }
         }
