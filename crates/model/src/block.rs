@@ -118,6 +118,8 @@ pub(crate) enum Extent {
     Whole,
     /// What backward reads: without the down product and what follows it, unless a norm's backward reads that.
     ForBackward,
+    /// The same where attention output and middle residual were kept: without attention and the output product too.
+    BesideKeptAttention,
 }
 
 /// Which gradients a block's backward computes; each needs those above it.
@@ -172,12 +174,15 @@ pub(crate) fn forward(ops: &mut Ops, run: &BlockRun, t: &BlockTensors, extent: E
         ops.rope_forward(t.query, rope, run.stream_positions());
         ops.rope_forward(t.key, rope, run.positions);
     }
-    ops.attention_forward(&run.attention, run.stream_positions(), t.query, t.keys, t.values, t.attended, t.log_sum_exp);
-    run.linear(ops, t, t.attended, [(Output, t.output_product)]);
-    if let Some(norms) = &weights.output_norms {
-        ops.rms_norm_forward(t.output_product, &norms.attention, epsilon, t.middle);
+    if extent != Extent::BesideKeptAttention {
+        let positions = run.stream_positions();
+        ops.attention_forward(&run.attention, positions, t.query, t.keys, t.values, t.attended, t.log_sum_exp);
+        run.linear(ops, t, t.attended, [(Output, t.output_product)]);
+        if let Some(norms) = &weights.output_norms {
+            ops.rms_norm_forward(t.output_product, &norms.attention, epsilon, t.middle);
+        }
+        ops.add(t.stream, t.middle);
     }
-    ops.add(t.stream, t.middle);
 
     ops.rms_norm_forward(t.middle, &weights.middle_norm, epsilon, t.middle_normed);
     run.linear(ops, t, t.middle_normed, [(Gate, t.gate), (Up, t.up)]);

@@ -26,12 +26,10 @@ pub use adapter::{AdapterMatrix, AdapterSpec, AdapterWeights};
 pub use config::{BlockConfig, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Generator, GeneratorOptions};
-pub use plan::MemoryPlan;
+pub use plan::{BoundaryType, MemoryChoice, MemoryPlan, WeightsPlace};
 pub use projection::Projection;
 pub use random::Random;
 pub use rope::RopeConfig;
 pub use sampling::SamplingOptions;
-pub use step::{
-    NamedGradient, NecessaryWork, Recompute, SelectRows, StepLoss, StepOptions, TokenLosses, TrainingSession,
-};
+pub use step::{NamedGradient, NecessaryWork, SelectRows, StepLoss, StepOptions, TokenLosses, TrainingSession};
 pub use weights::Model;

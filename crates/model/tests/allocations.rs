@@ -1,7 +1,7 @@
 //! A step takes no memory but what was planned: allocations are counted.
 
 use kernels::{AdamWParameters, CountingAllocator, Precision};
-use model::{Projection, Recompute, StepOptions};
+use model::{BoundaryType, MemoryChoice, Projection, StepOptions};
 
 use crate::tiny;
 
@@ -22,8 +22,12 @@ fn a_step_allocates_nothing() {
         let adapter = tiny::adapter(&model, spec);
         let (tokens, mask) = tiny::text(29);
         for precision in Precision::ALL {
-            for (threads, recompute) in [(1, Recompute::PerBlock), (1, Recompute::Never), (2, Recompute::PerBlock)] {
-                let mut options = StepOptions { recompute, ..tiny::options(precision) };
+            let per_block = MemoryChoice::default();
+            let in_halves = MemoryChoice { boundaries: BoundaryType::Bfloat16, checkpoint_blocks: 2, ..per_block };
+            for (threads, memory) in
+                [(1, per_block), (1, MemoryChoice::keep_everything()), (2, per_block), (2, in_halves)]
+            {
+                let mut options = StepOptions { memory, ..tiny::options(precision) };
                 options.ops.threads = threads;
                 let mut session = tiny::session(&model, &adapter, options);
                 let found = CountingAllocator::count(|| {
@@ -41,7 +45,7 @@ fn a_step_allocates_nothing() {
                         gradient_factor,
                     });
                 });
-                assert_eq!(found, 0, "{family} {} {threads} threads {recompute:?}", precision.name());
+                assert_eq!(found, 0, "{family} {} {threads} threads {memory:?}", precision.name());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Multiply-adds of a step against a formula: what the design calls unnecessary is not computed.
 
 use kernels::Precision;
-use model::{ModelConfig, NecessaryWork, Projection, Recompute, SelectRows, StepOptions};
+use model::{MemoryChoice, ModelConfig, NecessaryWork, Projection, SelectRows, StepOptions};
 
 use crate::tiny;
 
@@ -102,7 +102,7 @@ fn each_switch_saves_what_it_says() {
     let head = 2 * unselected * (config.vocabulary * config.width) as u64;
     assert_eq!(switched(&|work| work.select_rows = SelectRows::Never), more + head);
 
-    let kept = counted("llama", spec(), |options| options.recompute = Recompute::Never).0;
+    let kept = counted("llama", spec(), |options| options.memory = MemoryChoice::keep_everything()).0;
     assert_eq!(frozen - kept, least.all_rows - ROWS * row(&config, &[Down]));
 }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use kernels::{AdamWParameters, Precision};
-use model::{AdapterWeights, Model, NecessaryWork, Projection, Recompute, SelectRows, StepOptions, TrainingSession};
+use model::{
+    AdapterWeights, BoundaryType, MemoryChoice, Model, NecessaryWork, Projection, SelectRows, StepOptions,
+    TrainingSession,
+};
 
 use crate::tiny;
 
@@ -41,9 +44,56 @@ fn recomputing_changes_no_bit() {
             let mut adapter = dropping_adapter(model);
             adapter.spec.targets = targets.to_vec();
             adapter.matrices.retain(|matrix| targets.contains(&matrix.projection));
-            let kept = step(model, &adapter, StepOptions { recompute: Recompute::Never, ..options });
+            let kept = step(model, &adapter, StepOptions { memory: MemoryChoice::keep_everything(), ..options });
             assert!(kept.1.iter().any(|gradient| *gradient != 0.0));
             assert_eq!(step(model, &adapter, options), kept, "{name}");
+        }
+    });
+}
+
+#[test]
+fn what_is_kept_in_float32_changes_no_bit() {
+    for_each_case(|name, model, options| {
+        for targets in [&Projection::ALL[..], &[Projection::Query, Projection::Value]] {
+            let mut spec = tiny::spec(targets, 0..tiny::BLOCKS);
+            spec.dropout = 0.2;
+            let adapter = tiny::adapter(model, spec);
+            let with = |memory| step(model, &adapter, StepOptions { memory, ..options });
+            let kept = with(MemoryChoice::keep_everything());
+            let per_block = MemoryChoice::default();
+            for memory in [
+                MemoryChoice { blocks_kept: 2, ..per_block },
+                MemoryChoice { attentions_kept: 1, ..per_block },
+                MemoryChoice { attentions_kept: 2, ..per_block },
+                MemoryChoice { blocks_kept: 2, attentions_kept: 1, ..per_block },
+                MemoryChoice { checkpoint_blocks: 2, ..per_block },
+                MemoryChoice { checkpoint_blocks: 3, ..per_block },
+            ] {
+                assert_eq!(with(memory), kept, "{name} {memory}");
+                let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
+                let whole = step(model, &adapter, StepOptions { memory, necessary_work: necessary, ..options });
+                assert_eq!(whole, kept, "{name} {memory}, run again as a whole");
+            }
+        }
+    });
+}
+
+#[test]
+fn bfloat16_boundaries_move_gradients_a_little_and_losses_not_at_all() {
+    for_each_case(|name, model, options| {
+        let adapter = tiny::adapter(model, tiny::spec(&Projection::ALL, 0..tiny::BLOCKS));
+        let (loss, gradients) = step(model, &adapter, options);
+        for (checkpoint_blocks, blocks_kept) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
+            let boundaries = BoundaryType::Bfloat16;
+            let memory = MemoryChoice { boundaries, checkpoint_blocks, blocks_kept, ..options.memory };
+            let found = step(model, &adapter, StepOptions { memory, ..options });
+            assert_eq!(found.0, loss, "{name} {memory}");
+            let difference = tiny::norm_difference(&found.1, &gradients);
+            // Rounding moves an element by up to 2^-9 of itself; these small random blocks magnify that by less than 16.
+            assert!(difference > 0.0 && difference < 2f64.powi(-5), "{name} {memory}: {difference}");
+            let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
+            let whole = step(model, &adapter, StepOptions { memory, necessary_work: necessary, ..options });
+            assert_eq!(whole, found, "{name} {memory}, run again as a whole");
         }
     });
 }
@@ -67,6 +117,8 @@ fn leaving_out_unread_work_changes_no_bit() {
         let least = step(model, &adapter, options);
         let necessary = NecessaryWork { stop_at_first_adapted_block: false, ..options.necessary_work };
         assert_eq!(step(model, &adapter, StepOptions { necessary_work: necessary, ..options }), least, "{name}: stop");
+        let necessary = NecessaryWork { only_gradients_that_adapters_need: false, ..options.necessary_work };
+        assert_eq!(step(model, &adapter, StepOptions { necessary_work: necessary, ..options }), least, "{name}: needs");
         let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
         assert_eq!(step(model, &adapter, StepOptions { necessary_work: necessary, ..options }), least, "{name}: down");
     });

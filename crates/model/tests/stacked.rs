@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kernels::{Isa, OpsOptions, Precision};
 use model::{
-    AdapterMatrix, AdapterWeights, Generator, GeneratorOptions, ModelError, Projection, Recompute, StepOptions,
+    AdapterMatrix, AdapterWeights, Generator, GeneratorOptions, MemoryChoice, ModelError, Projection, StepOptions,
     TrainingSession,
 };
 use safetensors::SafeTensors;
@@ -129,7 +129,7 @@ fn recomputing_threads_and_saving_change_no_bit_over_a_stack() {
         };
         let options = tiny::options(Precision::A16);
         let expected = step(options);
-        assert_eq!(step(StepOptions { recompute: Recompute::Never, ..options }), expected, "{family}");
+        assert_eq!(step(StepOptions { memory: MemoryChoice::keep_everything(), ..options }), expected, "{family}");
         let mut threaded = options;
         threaded.ops.threads = 3;
         assert_eq!(step(threaded), expected, "{family}");

@@ -167,7 +167,7 @@ fn new_session(
     tokens_max: usize,
 ) -> Result<TrainingSession, TrainError> {
     let mut options = StepOptions::new(tokens_max);
-    options.recompute = config.recompute;
+    options.memory = config.recompute.memory();
     options.ops.precision = config.precision;
     if config.threads > 0 {
         options.ops.threads = config.threads;

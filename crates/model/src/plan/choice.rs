@@ -22,7 +22,7 @@ pub struct MemoryChoice {
 pub enum BoundaryType {
     Float32,
     /// Half the memory. The forward is the same to the bit; what is run again starts from rounded inputs, which moves
-    /// gradients by about 2^-8 of their norm or less.
+    /// gradients by about a hundredth of their norm.
     Bfloat16,
 }
 
@@ -69,7 +69,8 @@ impl MemoryChoice {
         let attentions_kept = self.attentions_kept.min(blocks - blocks_kept);
         let checkpoint_blocks = self.checkpoint_blocks.min(blocks);
         if checkpoint_blocks > 1 && (blocks_kept > 1 || attentions_kept > 0) {
-            let expected = "1 where blocks or attentions are kept: they keep more than inputs, so keep all inputs first";
+            let expected =
+                "1 where blocks or attentions are kept: they keep more than inputs, so keep all inputs first";
             return invalid("checkpoint_blocks", checkpoint_blocks, expected);
         }
         if self.boundaries == BoundaryType::Bfloat16 && attentions_kept > 0 {

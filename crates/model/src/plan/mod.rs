@@ -1,9 +1,11 @@
 //! What a session takes and computes, known before it runs.
 
+mod choice;
 mod places;
 
 use kernels::ops::Counters;
 
+pub use choice::{BoundaryType, MemoryChoice, WeightsPlace};
 pub(crate) use places::{Activations, FrozenPlaces, Itemized, StepPlaces, first_kept_block};
 
 /// What a session takes, known before it runs.

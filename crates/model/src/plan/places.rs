@@ -4,14 +4,16 @@
 //! from the last one.
 
 use kernels::arena::ArenaMark;
+use kernels::bfloat16::stored_tensor;
 use kernels::{ArenaPlan, Tensor};
 
 use crate::adapter::AdapterSpec;
 use crate::block::{BlockGradients, BlockTensors};
 use crate::config::ModelConfig;
 use crate::lora::FrozenStack;
+use crate::plan::{BoundaryType, MemoryChoice};
 use crate::projection::Projection;
-use crate::step::{Recompute, SelectRows, StepOptions};
+use crate::step::{SelectRows, StepOptions};
 
 /// The places of everything in a training step.
 pub(crate) struct StepPlaces {
@@ -26,6 +28,9 @@ pub(crate) struct StepPlaces {
     pub(crate) frozen: FrozenPlaces,
     /// One entry a block; blocks that share memory have the same places.
     pub(crate) blocks: Vec<BlockTensors>,
+    /// Where the input of each block from the first kept one on is stored in bfloat16; empty when inputs are kept as
+    /// they are.
+    pub(crate) stored_inputs: Vec<Tensor>,
     /// For blocks that all rows leave.
     pub(crate) block_gradients: BlockGradients,
     /// For the last block when only selected rows leave it.
@@ -67,6 +72,7 @@ pub(crate) fn first_kept_block(spec: &AdapterSpec, options: &StepOptions) -> usi
 }
 
 impl StepPlaces {
+    /// `options.memory` must be resolved for this model and adapter.
     pub(crate) fn new(
         config: &ModelConfig,
         spec: &AdapterSpec,
@@ -82,13 +88,12 @@ impl StepPlaces {
 
         let frozen = FrozenPlaces::new(&mut plan, frozen, config, rows);
 
+        let memory = options.memory;
         let selects_in_block = options.necessary_work.select_rows == SelectRows::InLastBlock;
         let selects_before_head = options.necessary_work.select_rows == SelectRows::BeforeHead;
         let first_kept = first_kept_block(spec, options);
-        let boundaries: Vec<Tensor> = plan.item("block boundaries", |arena| {
-            (first_kept..=config.blocks.len()).map(|_| arena.tensor(rows, config.width)).collect()
-        });
-        let last_output = boundaries[boundaries.len() - 1];
+        let boundaries = Boundaries::new(&mut plan, config, memory, config.blocks.len() - first_kept, rows);
+        let last_output = boundaries.last_output;
         let down_hidden: Vec<Option<Tensor>> = plan.item("adapter activations kept", |arena| {
             let adapted = |block: &usize| spec.blocks.contains(block) && spec.targets.contains(&Projection::Down);
             let place = |block| adapted(&block).then(|| arena.tensor(rows, spec.rank));
@@ -109,47 +114,45 @@ impl StepPlaces {
             d_normed: arena.tensor(rows, config.width),
             d_hidden: if selects { arena.tensor(rows, config.width) } else { d_stream },
         });
+        // The last block has the shared places, so that its values stay until its backward, the first, has read them.
+        let above_kept = 1..memory.blocks_kept;
+        let kept: Vec<KeptBlock> = plan.item("values of blocks kept whole", |arena| {
+            above_kept.map(|_| KeptBlock::new(arena, config, spec, rows)).collect()
+        });
+        let kept_attentions: Vec<KeptAttention> = plan.item("attention kept", |arena| {
+            (0..memory.attentions_kept).map(|_| KeptAttention::new(arena, config, spec, rows)).collect()
+        });
 
         // Last, because parts of it share places and leave the arena's end below its peak.
-        let (activations, parts) = match options.recompute {
-            Recompute::PerBlock => plan.item("one block's activations and gradients", |arena| {
-                let attention = AttentionPart::new(arena, config, Some(spec), rows);
-                let behind_attention = arena.mark();
-                let wide = WidePart::new(arena, config, rows);
-                let gated = GatedPart::new(arena, config, rows);
-                // Backward's gradients take the places of values that it has read for the last time.
-                let down_adapted = spec.targets.contains(&Projection::Down);
-                let d_gated = if down_adapted { arena.tensor(rows, config.feed_forward) } else { gated.gated };
-                arena.release(gated.start);
-                let d_middle_normed = arena.tensor(rows, config.width);
-                arena.release(behind_attention);
-                let parts = GradientParts::new(arena, config, rows, d_gated, d_middle_normed);
-                (vec![Activations { attention, wide, gated }], parts)
-            }),
-            Recompute::Never => {
-                let activations: Vec<_> = plan.item("all blocks' activations", |arena| {
-                    (first_kept..config.blocks.len())
-                        .map(|_| Activations::new(arena, config, Some(spec), rows))
-                        .collect()
-                });
-                let parts = plan.item("one block's gradients", |arena| {
-                    let start = arena.mark();
-                    let d_gated = arena.tensor(rows, config.feed_forward);
-                    arena.release(start);
-                    let d_middle_normed = arena.tensor(rows, config.width);
-                    arena.release(start);
-                    GradientParts::new(arena, config, rows, d_gated, d_middle_normed)
-                });
-                (activations, parts)
-            }
-        };
+        let (shared, parts) = plan.item("one block's activations and gradients", |arena| {
+            let attention = AttentionPart::new(arena, config, Some(spec), rows);
+            let behind_attention = arena.mark();
+            let wide = WidePart::new(arena, config, rows);
+            let gated = GatedPart::new(arena, config, rows);
+            // Backward's gradients take the places of values that it has read for the last time.
+            let down_adapted = spec.targets.contains(&Projection::Down);
+            let d_gated = if down_adapted { arena.tensor(rows, config.feed_forward) } else { gated.gated };
+            arena.release(gated.start);
+            let d_middle_normed = arena.tensor(rows, config.width);
+            arena.release(behind_attention);
+            let parts = GradientParts::new(arena, config, rows, d_gated, d_middle_normed);
+            (Activations { attention, wide, gated }, parts)
+        });
 
+        let last = config.blocks.len() - 1;
         let blocks = (0..config.blocks.len()).map(|block| {
-            let kept = block.saturating_sub(first_kept);
-            let places = &activations[kept.min(activations.len() - 1)];
-            let (input, output) = (boundaries[kept], boundaries[(block + 1).saturating_sub(first_kept)]);
-            let selected = selected.filter(|_| block + 1 == config.blocks.len());
-            places.block_tensors(input, output, selected, down_hidden[block])
+            let above = last - block;
+            let (input, output) = boundaries.of_block(block.saturating_sub(first_kept), block < first_kept);
+            let selected = selected.filter(|_| block == last);
+            let t = shared.block_tensors(input, output, selected, down_hidden[block]);
+            if block < first_kept || above == 0 {
+                return t;
+            }
+            match (kept.get(above - 1), above.checked_sub(memory.blocks_kept)) {
+                (Some(kept), _) => kept.in_place_of(t),
+                (None, Some(below)) => kept_attentions.get(below).map_or(t, |kept| kept.in_place_of(t)),
+                (None, None) => t,
+            }
         });
         let blocks = blocks.collect();
         let all_leave = parts.block_gradients(d_stream, d_stream, d_product);
@@ -163,9 +166,131 @@ impl StepPlaces {
             second_moment,
             frozen,
             blocks,
+            stored_inputs: boundaries.stored,
             block_gradients: all_leave,
             selecting_gradients: BlockGradients { query_input: parts.query_input, ..selecting },
             head,
+        }
+    }
+}
+
+/// The inputs of the blocks that backward runs through, and the last output.
+struct Boundaries {
+    /// [R, D] float32 for each kept block; empty when they are stored in bfloat16. Inputs inside a group of blocks
+    /// share their places with those of the other groups.
+    kept: Vec<Tensor>,
+    /// The same in bfloat16.
+    stored: Vec<Tensor>,
+    /// The stream that runs through all blocks in place when inputs are stored.
+    stream: Option<Tensor>,
+    last_output: Tensor,
+}
+
+impl Boundaries {
+    fn new(plan: &mut Itemized, config: &ModelConfig, memory: MemoryChoice, blocks: usize, rows: usize) -> Self {
+        let every = memory.checkpoint_blocks;
+        plan.item("block boundaries", |arena| {
+            let in_bfloat16 = memory.boundaries == BoundaryType::Bfloat16;
+            let place = |arena: &mut ArenaPlan| match in_bfloat16 {
+                true => stored_tensor(arena, rows, config.width),
+                false => arena.tensor(rows, config.width),
+            };
+            let inside: Vec<Tensor> = (1..every).map(|_| place(arena)).collect();
+            let inputs = (0..blocks).map(|block| match block % every {
+                0 => place(arena),
+                inner => inside[inner - 1],
+            });
+            let inputs: Vec<Tensor> = inputs.collect();
+            let stream = in_bfloat16.then(|| arena.tensor(rows, config.width));
+            let (kept, stored) = if in_bfloat16 { (Vec::new(), inputs) } else { (inputs, Vec::new()) };
+            Self { kept, stored, stream, last_output: arena.tensor(rows, config.width) }
+        })
+    }
+
+    /// Input and output of the kept block `kept`, or of one before the first, which keeps nothing.
+    fn of_block(&self, kept: usize, before_first: bool) -> (Tensor, Tensor) {
+        let input = self.stream.unwrap_or_else(|| self.kept[kept]);
+        if before_first {
+            return (input, input);
+        }
+        let blocks = self.kept.len().max(self.stored.len());
+        let inner = self.stream.or(self.kept.get(kept + 1).copied());
+        (input, if kept + 1 == blocks { self.last_output } else { inner.expect("an input for every block") })
+    }
+}
+
+/// Places of what backward reads of one block that is not run again.
+struct KeptBlock {
+    attention: AttentionPart,
+    /// `None` where no adapter of the feed-forward reads them: they share places with the other blocks'.
+    middle_normed: Option<Tensor>,
+    gated: Option<Tensor>,
+    gate: Tensor,
+    up: Tensor,
+    down_product: Option<Tensor>,
+}
+
+impl KeptBlock {
+    fn new(arena: &mut ArenaPlan, config: &ModelConfig, spec: &AdapterSpec, rows: usize) -> Self {
+        let adapts = |projection| spec.targets.contains(&projection);
+        let reads_middle_normed = adapts(Projection::Gate) || adapts(Projection::Up);
+        Self {
+            attention: AttentionPart::new(arena, config, Some(spec), rows),
+            middle_normed: reads_middle_normed.then(|| arena.tensor(rows, config.width)),
+            gated: adapts(Projection::Down).then(|| arena.tensor(rows, config.feed_forward)),
+            gate: arena.tensor(rows, config.feed_forward),
+            up: arena.tensor(rows, config.feed_forward),
+            down_product: config.output_norms.then(|| arena.tensor(rows, config.width)),
+        }
+    }
+
+    /// `t` with the places of this block.
+    fn in_place_of(&self, t: BlockTensors) -> BlockTensors {
+        let t = BlockTensors {
+            middle_normed: self.middle_normed.unwrap_or(t.middle_normed),
+            gate: self.gate,
+            up: self.up,
+            gated: self.gated.unwrap_or(t.gated),
+            down_product: self.down_product.unwrap_or(t.down_product),
+            ..t
+        };
+        self.attention.in_place_of(t)
+    }
+}
+
+/// Places of what lets a block that runs again leave out attention and the output projection.
+struct KeptAttention {
+    attended: Tensor,
+    log_sum_exp: Tensor,
+    middle: Tensor,
+    /// Read by the norm behind attention.
+    output_product: Option<Tensor>,
+    output_hidden: Option<Tensor>,
+}
+
+impl KeptAttention {
+    fn new(arena: &mut ArenaPlan, config: &ModelConfig, spec: &AdapterSpec, rows: usize) -> Self {
+        let adapts_output = spec.targets.contains(&Projection::Output);
+        Self {
+            attended: arena.tensor(rows, config.query_width()),
+            log_sum_exp: arena.tensor(rows, config.heads),
+            middle: arena.tensor(rows, config.width),
+            output_product: config.output_norms.then(|| arena.tensor(rows, config.width)),
+            output_hidden: adapts_output.then(|| arena.tensor(rows, spec.rank)),
+        }
+    }
+
+    fn in_place_of(&self, t: BlockTensors) -> BlockTensors {
+        let mut lora_hidden = t.lora_hidden;
+        let output = Projection::Output.index();
+        lora_hidden[output] = self.output_hidden.or(lora_hidden[output]);
+        BlockTensors {
+            attended: self.attended,
+            log_sum_exp: self.log_sum_exp,
+            middle: self.middle,
+            output_product: self.output_product.unwrap_or(self.middle),
+            lora_hidden,
+            ..t
         }
     }
 }
@@ -228,6 +353,31 @@ impl AttentionPart {
             output_product: if config.output_norms { arena.tensor(rows, config.width) } else { middle },
             middle,
             hidden,
+        }
+    }
+}
+
+impl AttentionPart {
+    /// `t`, a block that all rows leave, with the places of this part.
+    fn in_place_of(&self, t: BlockTensors) -> BlockTensors {
+        let mut lora_hidden = self.hidden;
+        lora_hidden[Projection::Down.index()] = t.lora_hidden[Projection::Down.index()];
+        BlockTensors {
+            input_normed: self.input_normed,
+            query_input: self.input_normed,
+            query_product: self.query_product,
+            query: self.query,
+            key_product: self.key_product,
+            key: self.key,
+            value: self.value,
+            keys: self.key,
+            values: self.value,
+            attended: self.attended,
+            log_sum_exp: self.log_sum_exp,
+            output_product: self.output_product,
+            middle: self.middle,
+            lora_hidden,
+            ..t
         }
     }
 }

@@ -13,7 +13,7 @@ use kernels::{AdamWParameters, Ops, OpsOptions};
 use crate::adapter::{AdapterSpec, AdapterWeights};
 use crate::error::ModelError;
 use crate::lora::FrozenStack;
-use crate::plan::{MemoryPlan, StepPlaces};
+use crate::plan::{MemoryChoice, MemoryPlan, StepPlaces};
 use crate::weights::Model;
 use program::Program;
 pub(crate) use program::{attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
@@ -26,7 +26,7 @@ pub struct StepOptions {
     pub ops: OpsOptions,
     /// Tokens of the longest example.
     pub tokens_max: usize,
-    pub recompute: Recompute,
+    pub memory: MemoryChoice,
     pub necessary_work: NecessaryWork,
 }
 
@@ -34,17 +34,8 @@ impl StepOptions {
     /// The usual choices for examples of up to `tokens_max` tokens.
     pub fn new(tokens_max: usize) -> Self {
         let necessary_work = NecessaryWork::default();
-        Self { ops: OpsOptions::default(), tokens_max, recompute: Recompute::PerBlock, necessary_work }
+        Self { ops: OpsOptions::default(), tokens_max, memory: MemoryChoice::default(), necessary_work }
     }
-}
-
-/// What backward reads is kept or computed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Each block's input is kept and its forward runs again before its backward.
-    PerBlock,
-    /// Everything that backward reads is kept.
-    Never,
 }
 
 /// The loss of one step.

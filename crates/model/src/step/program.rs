@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kernels::ops::Counters;
-use kernels::{AdamWParameters, AttentionShape, Ops, RopeTable};
+use kernels::{AdamWParameters, AttentionShape, Ops, RopeTable, Tensor};
 
 use super::supervision::Supervision;
-use super::{Recompute, SelectRows, StepOptions};
+use super::{SelectRows, StepOptions};
 use crate::adapter::AdapterSpec;
 use crate::block::{self, BlockGradients, BlockRun, BlockTensors, Extent, Needs};
 use crate::config::ModelConfig;
@@ -56,6 +56,8 @@ impl Program {
             return Err(ModelError::TooManyTokens { tokens: options.tokens_max, limit, of: "the model's context" });
         }
         let rows_max = options.tokens_max - 1;
+        let backward_blocks = config.blocks.len() - first_kept_block(spec, &options);
+        let options = StepOptions { memory: options.memory.resolved(backward_blocks)?, ..options };
         let places = StepPlaces::new(config, spec, frozen, &options, rows_max);
         Ok(Self {
             ropes: rope_tables(config, rows_max),
@@ -103,9 +105,14 @@ impl Program {
         let first = self.block_tensors(0, pass, supervision);
         ops.embedding_forward(&self.model.embedding, pass.inputs, config.embedding_scale, first.input);
         for block in 0..config.blocks.len() {
-            let run = self.block_run(block, pass, supervision);
-            block::forward(ops, &run, &self.block_tensors(block, pass, supervision), Extent::Whole);
+            self.keep_input(ops, block, pass, supervision);
+            self.block_forward(ops, block, Extent::Whole, pass, supervision);
         }
+    }
+
+    fn block_forward(&self, ops: &mut Ops, block: usize, extent: Extent, pass: &Pass, supervision: &Supervision) {
+        let run = self.block_run(block, pass, supervision);
+        block::forward(ops, &run, &self.block_tensors(block, pass, supervision), extent);
     }
 
     /// From the last block's output to the sum of losses and, with a gradient scale, back to the output's gradient.
@@ -149,27 +156,71 @@ impl Program {
 
     /// From the gradient of the last block's output to the adapters' gradients.
     pub(super) fn backward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
-        let last = self.places.blocks.len() - 1;
-        for block in (self.first_kept..=last).rev() {
+        for block in (self.first_kept..self.places.blocks.len()).rev() {
+            self.run_again(ops, block, pass, supervision);
             let run = self.block_run(block, pass, supervision);
             let t = self.block_tensors(block, pass, supervision);
-            // The last block's values are still where its forward left them.
-            if self.options.recompute == Recompute::PerBlock && block != last {
-                block::forward(ops, &run, &t, self.recomputed_extent());
-            }
             let d = self.block_gradients(block, pass, supervision);
             block::backward(ops, &run, &t, &d, &self.lora_gradients[block], self.needs(block));
         }
     }
 
-    fn recomputed_extent(&self) -> Extent {
+    /// Brings back what the backward of `block` reads.
+    fn run_again(&self, ops: &mut Ops, block: usize, pass: &Pass, supervision: &Supervision) {
+        let memory = self.options.memory;
+        let (above, kept) = (self.places.blocks.len() - 1 - block, block - self.first_kept);
+        if above == 0 {
+            // The last block's values are still where its forward left them.
+            return;
+        }
+        let every = memory.checkpoint_blocks;
+        let last_group = (self.places.blocks.len() - 1 - self.first_kept) / every;
+        if every > 1 && kept % every == every - 1 && kept / every < last_group {
+            // Groups share the places of the inputs inside them: those of this one were overwritten by the next.
+            let first = block + 1 - every;
+            self.restore_input(ops, first, pass, supervision);
+            for inner in first..block {
+                self.block_forward(ops, inner, Extent::Whole, pass, supervision);
+                self.keep_input(ops, inner + 1, pass, supervision);
+            }
+        }
+        self.restore_input(ops, block, pass, supervision);
+        if memory.runs_again(above) {
+            let extent = self.recomputed_extent(above);
+            self.block_forward(ops, block, extent, pass, supervision);
+            if extent == Extent::Whole {
+                // The output may have taken the input's place.
+                self.restore_input(ops, block, pass, supervision);
+            }
+        }
+    }
+
+    /// Stores the input of `block` if inputs are stored apart from the stream.
+    fn keep_input(&self, ops: &mut Ops, block: usize, pass: &Pass, supervision: &Supervision) {
+        if let Some(stored) = self.stored_input(block, pass) {
+            ops.store_bfloat16(self.block_tensors(block, pass, supervision).input, stored);
+        }
+    }
+    fn restore_input(&self, ops: &mut Ops, block: usize, pass: &Pass, supervision: &Supervision) {
+        if let Some(stored) = self.stored_input(block, pass) {
+            ops.load_bfloat16(stored, self.block_tensors(block, pass, supervision).input);
+        }
+    }
+    fn stored_input(&self, block: usize, pass: &Pass) -> Option<Tensor> {
+        let stored = self.places.stored_inputs.get(block.checked_sub(self.first_kept)?)?;
+        Some(stored.first_rows(pass.inputs.len()))
+    }
+
+    fn recomputed_extent(&self, above: usize) -> Extent {
         match self.options.necessary_work.recompute_only_what_backward_reads {
+            true if self.options.memory.keeps_attention(above) => Extent::BesideKeptAttention,
             true => Extent::ForBackward,
             false => Extent::Whole,
         }
     }
     fn needs(&self, block: usize) -> Needs {
-        let stops = self.options.necessary_work.stop_at_first_adapted_block;
+        let work = self.options.necessary_work;
+        let stops = work.stop_at_first_adapted_block && work.only_gradients_that_adapters_need;
         Needs::new(&self.lora[block], !stops || block > self.first_kept)
     }
     /// Whether only selected rows leave `block`.

@@ -9,7 +9,7 @@ mod validate;
 
 use data::Supervise;
 use kernels::Precision;
-use model::{AdapterSpec, ModelConfig, Projection, Recompute};
+use model::{AdapterSpec, MemoryChoice, ModelConfig, Projection};
 use serde::{Deserialize, Serialize};
 
 pub use parse::{ALIASES, ConfigError};
@@ -99,6 +99,24 @@ pub struct TrainConfig {
     pub save_every_seconds: f64,
     /// Wait until a saved state has reached the disk, so that it survives a power cut too.
     pub save_sync: bool,
+}
+
+/// What backward reads is kept or computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Each block's input is kept and its forward runs again before its backward.
+    PerBlock,
+    /// Everything that backward reads is kept.
+    Never,
+}
+
+impl Recompute {
+    pub(crate) fn memory(self) -> MemoryChoice {
+        match self {
+            Recompute::PerBlock => MemoryChoice::default(),
+            Recompute::Never => MemoryChoice::keep_everything(),
+        }
+    }
 }
 
 /// Keys that may change when a run goes on, because no result depends on them.

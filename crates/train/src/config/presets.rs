@@ -2,7 +2,9 @@
 
 use data::Supervise;
 use kernels::Precision;
-use model::{Projection, Recompute};
+use model::Projection;
+
+use super::Recompute;
 
 use super::TrainConfig;
 use crate::schedule::ScheduleKind;
