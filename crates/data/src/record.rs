@@ -285,6 +285,19 @@ impl History {
         self.records.iter().filter(|record| record.split == Some(split)).cloned().collect()
     }
 
+    /// Keeps only the newest `count` records of each user.
+    pub fn keep_newest_of_each_user(&mut self, count: usize) {
+        let mut excess: HashMap<String, usize> =
+            self.users().into_iter().map(|(user, records)| (user, records.saturating_sub(count))).collect();
+        self.records.retain(|record| match excess.get_mut(&record.user) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                false
+            }
+            _ => true,
+        });
+    }
+
     /// Keeps only the newest `count` records (of all users together).
     pub fn keep_newest(&mut self, count: usize) {
         let excess = self.records.len().saturating_sub(count);

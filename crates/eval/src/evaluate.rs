@@ -22,6 +22,8 @@ pub struct EvalInputs<'a> {
     pub earlier: &'a [Record],
     /// The held-out records, oldest first.
     pub queries: &'a [Record],
+    /// Frozen adapters under every arm, bottom first: with a task adapter here, `base` is the model that knows the task.
+    pub on: &'a [&'a AdapterWeights],
     /// Trained on the person's history.
     pub adapter: Option<&'a AdapterWeights>,
     /// Trained the same way on another person's history.
@@ -172,13 +174,14 @@ fn with_adapter<'g>(
         WhichAdapter::Own => inputs.adapter,
         WhichAdapter::Other => inputs.other_adapter,
     };
+    let adapters: Vec<&AdapterWeights> = inputs.on.iter().copied().chain(adapter).collect();
     let failed = |source| EvalError::Adapter { arm: arm.name, source };
     if let Some(present) = generator {
-        present.set_adapter(adapter).map_err(failed)?;
+        present.set_adapters(&adapters).map_err(failed)?;
         return Ok(present);
     }
     let options = GeneratorOptions { ops: inputs.ops, context_tokens_max: inputs.options.tokens_max };
-    Ok(generator.insert(Generator::new(Arc::clone(&inputs.model), adapter, options).map_err(failed)?))
+    Ok(generator.insert(Generator::stacked(Arc::clone(&inputs.model), &adapters, options).map_err(failed)?))
 }
 
 fn run_query(

@@ -1,15 +1,16 @@
 //! Adapters to and from the form in which files hold them.
 
-use formats::adapter::{AdapterFile, AdapterMatrix as FileMatrix, AdapterMetadata, PeftConfig};
+use formats::adapter::{AdapterFile, AdapterMatrix as FileMatrix, AdapterMetadata, PeftConfig, StackEntry};
 
 use crate::adapter::{AdapterMatrix, AdapterSpec, AdapterWeights};
+use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::projection::Projection;
 use crate::weights::Model;
 
 impl AdapterWeights {
     /// This adapter of `model` for a file. `base_name` is what other programs know the base by, `receipt` says how the
-    /// adapter came to be.
+    /// adapter came to be. One that was trained on top of others says so with [`AdapterFile::on_top_of`].
     pub fn to_file(&self, model: &Model, base_name: Option<String>, receipt: serde_json::Value) -> AdapterFile {
         let config = model.config();
         let matrices = self.matrices.iter().map(|matrix| {
@@ -22,6 +23,7 @@ impl AdapterWeights {
             metadata: Some(AdapterMetadata {
                 selftune_version: env!("CARGO_PKG_VERSION").into(),
                 base_content_hash: model.content_hash().into(),
+                stack: Vec::new(),
                 receipt,
             }),
             config: PeftConfig {
@@ -37,15 +39,17 @@ impl AdapterWeights {
     }
 
     /// The adapter in `file`, if it belongs to `model`: every matrix must have its place, every place in the adapted
-    /// blocks its matrix. A file of another program does not say which base it is for; its shapes must fit.
+    /// blocks its matrix. A file of another program does not say which base it is for; its shapes must fit. One that was
+    /// trained on top of others is refused: see [`AdapterStack`].
     pub fn from_file(file: &AdapterFile, model: &Model) -> Result<Self, ModelError> {
-        if let Some(metadata) = &file.metadata
-            && metadata.base_content_hash != model.content_hash()
-        {
-            let (found, expected) = (metadata.base_content_hash.clone(), model.content_hash().into());
-            return Err(ModelError::AdapterWrongBase { found, expected });
-        }
-        let placed = file.matrices.iter().map(|matrix| place(matrix, file.config.r, model));
+        check_base(file, model.content_hash())?;
+        check_stack(file, &[])?;
+        Self::from_matrices(file, model.config())
+    }
+
+    /// The adapter in `file`, if its shapes fit a model of `config`.
+    fn from_matrices(file: &AdapterFile, config: &ModelConfig) -> Result<Self, ModelError> {
+        let placed = file.matrices.iter().map(|matrix| place(matrix, file.config.r, config));
         let mut matrices = placed.collect::<Result<Vec<_>, _>>()?;
         matrices.sort_by_key(|matrix| (matrix.block, matrix.projection));
         let (Some(first), Some(last)) = (matrices.first(), matrices.last()) else {
@@ -68,14 +72,78 @@ impl AdapterWeights {
             });
         }
         let adapter = Self { spec, matrices };
-        adapter.validate(model.config())?;
+        adapter.validate(config)?;
         Ok(adapter)
     }
 }
 
-/// `matrix` in its place in `model`.
-fn place(matrix: &FileMatrix, rank: usize, model: &Model) -> Result<AdapterMatrix, ModelError> {
-    let config = model.config();
+/// Adapters that are used together, bottom first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterStack {
+    adapters: Vec<AdapterWeights>,
+    entries: Vec<StackEntry>,
+}
+
+impl AdapterStack {
+    /// The adapters of these names and files, bottom first, if they belong to `model` and to each other: one that was
+    /// trained on top of others must have exactly those below it. One that was not may stand on any.
+    pub fn from_files(files: &[(String, AdapterFile)], model: &Model) -> Result<Self, ModelError> {
+        for (_, file) in files {
+            check_base(file, model.content_hash())?;
+        }
+        Self::for_config(files, model.config())
+    }
+
+    /// As [`Self::from_files`] for any model of this configuration, whichever the adapters were trained on.
+    pub fn for_config(files: &[(String, AdapterFile)], config: &ModelConfig) -> Result<Self, ModelError> {
+        let mut stack = Self::default();
+        for (name, file) in files {
+            check_stack(file, &stack.entries)?;
+            stack.adapters.push(AdapterWeights::from_matrices(file, config)?);
+            stack.entries.push(StackEntry { name: name.clone(), content_hash: file.content_hash() });
+        }
+        Ok(stack)
+    }
+
+    /// As [`crate::TrainingSession::stacked`] and [`crate::Generator::stacked`] take them.
+    pub fn weights(&self) -> Vec<&AdapterWeights> {
+        self.adapters.iter().collect()
+    }
+    /// What an adapter on top of these remembers of them.
+    pub fn entries(&self) -> &[StackEntry] {
+        &self.entries
+    }
+    pub fn is_empty(&self) -> bool {
+        self.adapters.is_empty()
+    }
+}
+
+fn check_base(file: &AdapterFile, content_hash: &str) -> Result<(), ModelError> {
+    match &file.metadata {
+        Some(metadata) if metadata.base_content_hash != content_hash => {
+            let (found, expected) = (metadata.base_content_hash.clone(), content_hash.into());
+            Err(ModelError::AdapterWrongBase { found, expected })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an adapter that was trained on top of others than those `below` it. Names do not matter.
+fn check_stack(file: &AdapterFile, below: &[StackEntry]) -> Result<(), ModelError> {
+    let Some(metadata) = &file.metadata else { return Ok(()) };
+    let hashes = |entries: &[StackEntry]| entries.iter().map(|entry| entry.content_hash.clone()).collect::<Vec<_>>();
+    if metadata.stack.is_empty() || hashes(&metadata.stack) == hashes(below) {
+        return Ok(());
+    }
+    let list = |entries: &[StackEntry]| match entries {
+        [] => "nothing but the base model".to_owned(),
+        entries => entries.iter().map(StackEntry::to_string).collect::<Vec<_>>().join(", then "),
+    };
+    Err(ModelError::AdapterWrongStack { expected: list(&metadata.stack), found: list(below) })
+}
+
+/// `matrix` in its place in a model of `config`.
+fn place(matrix: &FileMatrix, rank: usize, config: &ModelConfig) -> Result<AdapterMatrix, ModelError> {
     let unknown = || ModelError::AdapterInvalid {
         field: "module",
         found: matrix.module.clone(),

@@ -28,6 +28,10 @@ pub enum ModelError {
         "adapter was made for another base model (its hash is {found}, this model's is {expected}); load that base or train again"
     )]
     AdapterWrongBase { found: String, expected: String },
+    #[error(
+        "adapter was trained on top of {expected}, and cannot be used on top of {found}; give those first, in this order"
+    )]
+    AdapterWrongStack { expected: String, found: String },
     #[error("adapter: {count} values for {expected} parameters")]
     AdapterLength { count: usize, expected: usize },
 

@@ -23,6 +23,7 @@ mod step;
 mod weights;
 
 pub use adapter::{AdapterMatrix, AdapterSpec, AdapterWeights};
+pub use adapter_file::AdapterStack;
 pub use config::{BlockConfig, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Generator, GeneratorOptions};

@@ -15,6 +15,8 @@ pub struct Question<'a> {
     pub earlier: &'a [Record],
     /// The person's newest records, which training never saw.
     pub queries: &'a [Record],
+    /// Frozen adapters under every arm, bottom first: a task adapter, say.
+    pub on: Vec<&'a AdapterWeights>,
     pub adapter: Option<&'a AdapterWeights>,
     pub other_adapter: Option<&'a AdapterWeights>,
     pub arms: Vec<&'static Arm>,
@@ -55,6 +57,7 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
         text: &bench.text,
         earlier: question.earlier,
         queries: question.queries,
+        on: &question.on,
         adapter: question.adapter,
         other_adapter: question.other_adapter,
         arms: &question.arms,

@@ -5,6 +5,7 @@ use crate::terminal::{MARK, QUIET, Terminal, human_count};
 use crate::workbench::{HistoryChoice, Workbench};
 use data::{Example, ExampleOptions, HeldOut, History, Record, Retriever, Split};
 use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
 use train::TrainConfig;
 
 /// How many of the newest records a run never sees, so that they can judge its adapter: a share below 1, or a number.
@@ -22,8 +23,13 @@ impl HoldOut {
         }
     }
 
-    /// A share of a short history is raised to what a verdict needs, as far as a quarter of the records goes.
-    fn rule(self, records: usize) -> HeldOut {
+    /// A share of a person's short history is raised to what a verdict needs, as far as a quarter of the records goes.
+    /// Of many people it is a share of each one's records.
+    fn rule(self, history: &History) -> HeldOut {
+        let records = history.records.len();
+        if self.0 < 1.0 && history.users().len() > 1 {
+            return HeldOut::Fraction(self.0);
+        }
         if self.0 >= 1.0 {
             return HeldOut::Count(self.0 as usize);
         }
@@ -55,7 +61,7 @@ pub fn divide(history: &History, hold_out: HoldOut) -> Result<Division, Failure>
             held_out: test,
         });
     }
-    let (seen, held_out) = history.split_newest(hold_out.rule(history.records.len()));
+    let (seen, held_out) = history.split_newest(hold_out.rule(history));
     if hold_out.0 >= 1.0 && held_out.len() < hold_out.0 as usize {
         return Err(Failure::input(format!(
             "--hold-out {} of {} records leaves none to train on",
@@ -103,7 +109,7 @@ pub fn prepare(
         let mut examples = Vec::new();
         for record in records {
             match data::build_example(&bench.text, record, &retriever, &options) {
-                Ok(example) => examples.push(example),
+                Ok(example) => examples.push((record.user.clone(), example)),
                 Err(error) => {
                     let place = format!("{}:{}", record.file.display(), record.line);
                     left_out.push(LeftOut { place, reason: error.to_string() });
@@ -119,11 +125,48 @@ pub fn prepare(
             left_out.first().map_or_else(String::new, |first| format!(" ({}: {})", first.place, first.reason));
         return Err(Failure::input(format!("no record of {} gives an example to train on{reasons}", seen.len())));
     }
+    let count = config.validation_records(examples.len());
     let validation = match given_validation {
         Some(validation) => validation,
-        None => examples.split_off(examples.len() - config.validation_records(examples.len())),
+        None => take_newest(&mut examples, count),
     };
-    Ok(Preparation { training: examples, validation, held_out, records: history.records.len(), left_out })
+    let examples_only = |examples: Vec<(String, Example)>| examples.into_iter().map(|(_, example)| example).collect();
+    let (training, validation) = (examples_only(examples), examples_only(validation));
+    Ok(Preparation { training, validation, held_out, records: history.records.len(), left_out })
+}
+
+/// Takes `count` of the newest examples out, spread over the people: everybody's newest, then everybody's second
+/// newest, and so on, and of the last round those of people at even distances. `examples` are (person, example), oldest
+/// first. Nobody's only example is taken while another has two.
+fn take_newest<T>(examples: &mut Vec<(String, T)>, count: usize) -> Vec<(String, T)> {
+    let mut places: Vec<(&str, Vec<usize>)> = Vec::new();
+    let mut index_of: HashMap<&str, usize> = HashMap::new();
+    for (place, (user, _)) in examples.iter().enumerate() {
+        let index = *index_of.entry(user).or_insert_with(|| {
+            places.push((user, Vec::new()));
+            places.len() - 1
+        });
+        places[index].1.push(place);
+    }
+    let mut taken: HashSet<usize> = HashSet::new();
+    while taken.len() < count {
+        let left = count - taken.len();
+        let able: Vec<usize> = (0..places.len()).filter(|index| places[*index].1.len() > 1).collect();
+        let turn: Vec<usize> = match able.len() {
+            0 => break,
+            users if users <= left => able,
+            users => (0..left).map(|index| able[index * users / left]).collect(),
+        };
+        for index in turn {
+            taken.extend(places[index].1.pop());
+        }
+    }
+    let mut place = 0;
+    let is_taken = |_: &mut (String, T)| {
+        place += 1;
+        taken.contains(&(place - 1))
+    };
+    examples.extract_if(.., is_taken).collect()
 }
 
 /// What a run's configuration says about prompts.
@@ -207,6 +250,29 @@ fn colored_sample(bench: &Workbench, example: &Example) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_are_taken_from_everybody_in_turn() {
+        let take = |users: &str, count| {
+            let mut examples: Vec<(String, usize)> =
+                users.chars().enumerate().map(|(place, user)| (user.to_string(), place)).collect();
+            let taken = take_newest(&mut examples, count);
+            assert_eq!(examples.len() + taken.len(), users.len());
+            assert!(examples.is_sorted_by_key(|(_, place)| *place));
+            taken.into_iter().map(|(_, place)| place).collect::<Vec<_>>()
+        };
+        // One person: the newest.
+        assert_eq!(take("aaaaaa", 2), [4, 5]);
+        // Three people one after the other: the newest of each, not all of the last.
+        assert_eq!(take("aaabbbccc", 3), [2, 5, 8]);
+        assert_eq!(take("aaabbbccc", 5), [1, 2, 4, 5, 8]);
+        // Fewer than people: at even distances.
+        assert_eq!(take("aabbccdd", 2), [1, 5]);
+        // Who has one record keeps it.
+        assert_eq!(take("abccc", 4), [3, 4]);
+        assert_eq!(take("abc", 3), [0usize; 0]);
+        assert_eq!(take("", 3), [0usize; 0]);
+    }
 
     #[test]
     fn hold_out_is_a_share_or_a_count() {

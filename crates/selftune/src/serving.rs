@@ -3,7 +3,7 @@
 use crate::failure::{Failure, InputError};
 use crate::terminal::Terminal;
 use crate::training::RunInputs;
-use crate::workbench::{ComputeArguments, ModelChoice, ReadingArguments, Workbench};
+use crate::workbench::{self, ComputeArguments, ModelChoice, ReadingArguments, Workbench};
 use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Retriever};
 use model::{Generator, GeneratorOptions, SamplingOptions};
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ pub struct ServingArguments {
     /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model; with --run: where its model lies now
     #[arg(long, required_unless_present = "run")]
     model: Option<String>,
-    /// Adapter folder (PEFT or MLX layout) for --model
+    /// Adapter folder (PEFT or MLX layout) for --model; may be repeated, from the base model upwards
     #[arg(long, value_name = "FOLDER")]
-    adapter: Option<PathBuf>,
+    adapter: Vec<PathBuf>,
     /// With --run: answer without the adapter
     #[arg(long, requires = "run")]
     no_adapter: bool,
@@ -57,7 +57,8 @@ pub struct Serving {
     pub retriever: Retriever,
     pub user: String,
     pub options: ExampleOptions,
-    pub adapter: Option<PathBuf>,
+    /// Folders of the adapters in use, from the base model upwards.
+    pub adapters: Vec<PathBuf>,
     generator: Generator,
     sampling: SamplingOptions,
 }
@@ -95,15 +96,18 @@ impl Serving {
             (None, None) => return Err(Failure::usage("--model or --run is needed")),
         };
         let bench = Workbench::open(&choice, arguments.reading.no_cache, terminal)?;
-        let adapter = match &run {
-            Some(run) if !arguments.no_adapter => Some(adapter_of(run)?),
-            _ => arguments.adapter.clone(),
-        };
-        let weights = adapter.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
+        let mut adapters = arguments.adapter.clone();
+        if let (Some(run), Some(inputs), false) = (&run, &inputs, arguments.no_adapter) {
+            bench.adapters_below(&inputs.on)?;
+            adapters = inputs.on.iter().map(|below| below.path.clone()).collect();
+            adapters.push(adapter_of(run)?);
+        }
+        let stack = bench.adapters(&adapters)?;
+        workbench::show_stack(stack.entries(), terminal);
         let context = context_tokens(arguments, &bench)?;
         let generator_options = GeneratorOptions { ops: arguments.compute.options()?, context_tokens_max: context };
         let generator =
-            Generator::new(bench.model.clone(), weights.as_ref(), generator_options).bad_input("cannot answer")?;
+            Generator::stacked(bench.model.clone(), &stack.weights(), generator_options).bad_input("cannot answer")?;
         let sampling = SamplingOptions {
             tokens_max: answer_tokens(arguments.max_tokens, context)?,
             temperature: arguments.temperature,
@@ -122,7 +126,7 @@ impl Serving {
         };
         let options =
             ExampleOptions { tokens_max: context, retrieved_records: arguments.retrieve, ..ExampleOptions::default() };
-        Ok(Self { bench, retriever, user, options, adapter, generator, sampling })
+        Ok(Self { bench, retriever, user, options, adapters, generator, sampling })
     }
 
     /// Room that a prompt leaves for its answer.

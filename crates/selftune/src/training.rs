@@ -3,8 +3,9 @@
 use crate::failure::{ExitStatus, Failure};
 use crate::preparation::{HoldOut, Preparation};
 use crate::terminal::{Terminal, human_bytes, human_count, human_seconds};
-use crate::workbench::{HistoryChoice, ModelChoice, Workbench};
+use crate::workbench::{AdapterBelow, HistoryChoice, ModelChoice, Workbench};
 use eval::report::{Cost, Fact, ReportInputs, TrainingCurves};
+use model::AdapterStack;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,6 +17,9 @@ use train::{Control, RunEnd, RunFolder, TrainConfig, TrainEvent, TrainInputs, Tr
 pub struct RunInputs {
     pub model: ModelChoice,
     pub model_name: String,
+    /// The adapters that the run's own is trained on top of, bottom first.
+    #[serde(default)]
+    pub on: Vec<AdapterBelow>,
     pub history: HistoryChoice,
     pub hold_out: HoldOut,
     /// SHA-256 of the history's bytes as they were read.
@@ -56,6 +60,7 @@ pub fn stop_asked() -> bool {
 /// Trains, showing the plan and the progress, and leaves a report in the run folder.
 pub fn train_with_progress(
     bench: &Workbench,
+    on: &AdapterStack,
     preparation: &Preparation,
     config: &TrainConfig,
     run: &RunFolder,
@@ -66,6 +71,7 @@ pub fn train_with_progress(
     let inputs = TrainInputs {
         model: bench.model.clone(),
         base_name: &bench.model_name,
+        on,
         examples: &preparation.training,
         validation: &preparation.validation,
         config,

@@ -4,9 +4,10 @@ use crate::failure::{Failure, InputError};
 use crate::model_store;
 use crate::terminal::{Terminal, human_bytes};
 use data::{History, PinnedDate, ReadOptions, TextOptions, TextPipeline};
+use formats::adapter::{AdapterFile, StackEntry};
 use formats::{CacheMode, LoadOptions, LoadProgress};
 use kernels::{Isa, OpsOptions, Precision};
-use model::{AdapterWeights, Model};
+use model::{AdapterStack, AdapterWeights, Model};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -136,12 +137,76 @@ impl Workbench {
         Ok(Self { model: Arc::new(model), text, model_name })
     }
 
+    /// Reads adapter folders (PEFT or MLX layout) to use together on this model, bottom first.
+    pub fn adapters<P: AsRef<Path>>(&self, folders: &[P]) -> Result<AdapterStack, Failure> {
+        let files = folders.iter().map(|folder| read_named_adapter(folder.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        let list = folders.iter().map(|folder| folder.as_ref().display().to_string()).collect::<Vec<_>>().join(", ");
+        AdapterStack::from_files(&files, &self.model).bad_input(format!("cannot use the adapter {list}"))
+    }
+
+    /// The adapters that a run was trained on top of, which must still be the same.
+    pub fn adapters_below(&self, below: &[AdapterBelow]) -> Result<AdapterStack, Failure> {
+        let folders: Vec<&PathBuf> = below.iter().map(|adapter| &adapter.path).collect();
+        let stack = self.adapters(&folders)?;
+        for (adapter, now) in below.iter().zip(stack.entries()) {
+            if adapter.entry.content_hash != now.content_hash {
+                return Err(Failure::input(format!(
+                    "the adapter in {} is no longer the one that the run was trained on top of ({}, now {})",
+                    adapter.path.display(),
+                    adapter.entry.content_hash,
+                    now.content_hash
+                )));
+            }
+        }
+        Ok(stack)
+    }
+
     /// Reads an adapter folder (PEFT or MLX layout) for this model.
     pub fn adapter(&self, folder: &Path) -> Result<AdapterWeights, Failure> {
         let file =
             formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
         AdapterWeights::from_file(&file, &self.model).bad_input(format!("cannot use the adapter {}", folder.display()))
     }
+}
+
+/// An adapter below a run's own, as the run folder remembers it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AdapterBelow {
+    pub path: PathBuf,
+    #[serde(flatten)]
+    pub entry: StackEntry,
+}
+
+impl AdapterBelow {
+    /// The adapters of `stack`, which were read from `folders`.
+    pub fn list(folders: &[PathBuf], stack: &AdapterStack) -> Vec<Self> {
+        let below = |(folder, entry): (&PathBuf, &StackEntry)| Self {
+            path: std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
+            entry: entry.clone(),
+        };
+        folders.iter().zip(stack.entries()).map(below).collect()
+    }
+}
+
+/// Says which adapters are in use, from the base model upwards.
+pub fn show_stack(entries: &[StackEntry], terminal: &Terminal) {
+    if !entries.is_empty() {
+        let list: Vec<String> = entries.iter().map(StackEntry::to_string).collect();
+        terminal.remark(format!("adapters, from the base model upwards: {}", list.join(", then ")));
+    }
+}
+
+/// The adapter in `folder` and what to call it: its run, if it lies in one.
+pub fn read_named_adapter(folder: &Path) -> Result<(String, AdapterFile), Failure> {
+    let file =
+        formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let run = match absolute.parent() {
+        Some(parent) if parent.ends_with("adapter") => parent.parent(),
+        _ => None,
+    };
+    let name = run.unwrap_or(&absolute).file_name().unwrap_or(absolute.as_os_str());
+    Ok((name.to_string_lossy().into_owned(), file))
 }
 
 /// What people call a model: its file, whose own name field is often a leftover of its making; for folders the name
@@ -184,6 +249,9 @@ pub struct HistoryChoice {
     pub user: Option<String>,
     pub skip_bad_lines: bool,
     pub newest: Option<usize>,
+    /// Everybody's records in the file: the task stage.
+    #[serde(default)]
+    pub everybody: bool,
     pub prompt_field: String,
     pub completion_field: String,
     pub text_field: String,
@@ -196,20 +264,22 @@ impl HistoryChoice {
             user: arguments.user.clone(),
             skip_bad_lines: arguments.skip_bad_lines,
             newest: arguments.newest,
+            everybody: false,
             prompt_field: arguments.prompt_field.clone(),
             completion_field: arguments.completion_field.clone(),
             text_field: arguments.text_field.clone(),
         }
     }
 
-    /// Reads one person's history. Several people in one file are an error that lists them.
+    /// Reads one person's history, or everybody's if that was chosen. Otherwise several people in one file are an error
+    /// that lists them.
     pub fn read(&self) -> Result<History, Failure> {
         let mut history = self.read_everybody()?;
         let users = history.users();
-        if users.len() > 1 {
+        if users.len() > 1 && !self.everybody {
             let list: Vec<_> = users.iter().take(20).map(|(user, count)| format!("{user} ({count})")).collect();
             return Err(Failure::input(format!(
-                "{} holds the records of {} people; choose one with --user: {}",
+                "{} holds the records of {} people; choose one with --user (or learn what all have in common with train --stage task): {}",
                 self.path.display(),
                 users.len(),
                 list.join(", ")
@@ -219,7 +289,11 @@ impl HistoryChoice {
             if newest == 0 {
                 return Err(Failure::usage("--newest 0 leaves no record"));
             }
-            history.keep_newest(newest);
+            match self.everybody {
+                false => history.keep_newest(newest),
+                // Of each person: those who wrote last must not push the others out.
+                true => history.keep_newest_of_each_user(newest),
+            }
         }
         Ok(history)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use formats::FormatError;
-use formats::adapter::write_peft;
+use formats::adapter::{StackEntry, write_peft};
 use model::TrainingSession;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 pub(crate) struct AdapterNotes {
     /// Name of the base model for people; its content hash is written too.
     pub base_name: String,
+    /// The frozen adapters below it, bottom first.
+    pub stack: Vec<StackEntry>,
     pub receipt: Receipt,
 }
 
@@ -30,5 +32,6 @@ pub struct Receipt {
 /// time and no path in it.
 pub(crate) fn write_adapter(folder: &Path, session: &TrainingSession, notes: &AdapterNotes) -> Result<(), FormatError> {
     let receipt = serde_json::to_value(&notes.receipt).expect("a receipt is plain values");
-    write_peft(folder, &session.adapter().to_file(session.model(), Some(notes.base_name.clone()), receipt))
+    let adapter = session.adapter().to_file(session.model(), Some(notes.base_name.clone()), receipt);
+    write_peft(folder, &adapter.on_top_of(&notes.stack))
 }

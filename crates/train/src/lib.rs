@@ -34,7 +34,7 @@ mod train;
 mod trainer;
 
 pub use adapter_file::Receipt;
-pub use config::{ConfigError, PRESETS, Preset, TrainConfig};
+pub use config::{ConfigError, PRESETS, Preset, Stage, TrainConfig};
 pub use error::TrainError;
 pub use events::{Control, TrainEvent};
 pub use files::FileError;

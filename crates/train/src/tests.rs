@@ -62,6 +62,7 @@ impl Setup {
             config: &self.config,
             base: self.base.clone(),
             base_name: "fake".to_owned(),
+            stack: &[],
         };
         train_learner(learner, begin, self.plan(), &run, resume, &mut device::NoSensors::default(), observer)
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use data::Example;
 use device::Sensors;
-use model::{AdapterSpec, AdapterWeights, Model, StepOptions, TrainingSession};
+use formats::adapter::StackEntry;
+use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, StepOptions, TrainingSession};
 
 use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
@@ -24,6 +25,8 @@ pub struct TrainInputs<'a> {
     pub model: Arc<Model>,
     /// What people call the model; adapters remember it.
     pub base_name: &'a str,
+    /// Frozen adapters under the one that learns.
+    pub on: &'a AdapterStack,
     /// Every example of the history but the held-out ones, oldest first.
     pub examples: &'a [Example],
     /// Held-out examples that choose the best adapter; may be empty.
@@ -48,7 +51,8 @@ pub fn train(
     let config = inputs.config.resolved(inputs.model.config())?;
     check_examples(inputs.examples, inputs.validation, &config)?;
     let spec = config.adapter_spec(inputs.model.config())?;
-    let session = new_session(&inputs.model, &spec, &config, longest(inputs.examples, inputs.validation))?;
+    let tokens_max = longest(inputs.examples, inputs.validation);
+    let session = new_session(&inputs.model, inputs.on, &spec, &config, tokens_max)?;
     let plan = TrainPlan::count(
         inputs.examples,
         inputs.validation,
@@ -58,13 +62,21 @@ pub fn train(
     );
     let base = inputs.model.content_hash().to_owned();
     let base_name = inputs.base_name.to_owned();
-    let begin = Begin { examples: inputs.examples, validation: inputs.validation, config: &config, base, base_name };
+    let begin = Begin {
+        examples: inputs.examples,
+        validation: inputs.validation,
+        config: &config,
+        base,
+        base_name,
+        stack: inputs.on.entries(),
+    };
     train_learner(session, begin, plan, inputs.run, inputs.resume, sensors, observer)
 }
 
 /// What a run would take, with the speed of this machine measured on one example.
 pub fn plan(
     model: &Arc<Model>,
+    on: &AdapterStack,
     examples: &[Example],
     validation: &[Example],
     config: &TrainConfig,
@@ -72,7 +84,7 @@ pub fn plan(
     let config = config.resolved(model.config())?;
     check_examples(examples, validation, &config)?;
     let spec = config.adapter_spec(model.config())?;
-    let mut session = new_session(model, &spec, &config, longest(examples, validation))?;
+    let mut session = new_session(model, on, &spec, &config, longest(examples, validation))?;
     let mut plan =
         TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &session.plan().items);
     let (training, validation) = probe(&mut session, examples)?;
@@ -88,6 +100,8 @@ pub(crate) struct Begin<'a> {
     /// Content hash of the base model, and its name for people.
     pub base: String,
     pub base_name: String,
+    /// The frozen adapters under the one that learns, bottom first.
+    pub stack: &'a [StackEntry],
 }
 
 /// Trains whatever can learn: takes the run folder, goes on from its state or begins, and runs to the end.
@@ -145,6 +159,7 @@ pub(crate) fn train_learner<L: Learner>(
         identity,
         notes: AdapterNotes {
             base_name: begin.base_name,
+            stack: begin.stack.to_vec(),
             receipt: Receipt {
                 examples: list.training.into_iter().map(|example| example.sha256).collect(),
                 config: begin.config.results_map(),
@@ -162,6 +177,7 @@ pub(crate) fn train_learner<L: Learner>(
 
 fn new_session(
     model: &Arc<Model>,
+    on: &AdapterStack,
     spec: &AdapterSpec,
     config: &TrainConfig,
     tokens_max: usize,
@@ -173,7 +189,7 @@ fn new_session(
         options.ops.threads = config.threads;
     }
     let adapter = AdapterWeights::initialized(model.config(), spec.clone(), config.seed)?;
-    Ok(TrainingSession::new(Arc::clone(model), &adapter, options)?)
+    Ok(TrainingSession::stacked(Arc::clone(model), &on.weights(), &adapter, options)?)
 }
 
 fn check_examples(examples: &[Example], validation: &[Example], config: &TrainConfig) -> Result<(), TrainError> {
@@ -215,12 +231,13 @@ fn identity(begin: &Begin, list: &ExampleList, plan: &TrainPlan) -> Identity {
         list_hash(&examples.iter().map(|example| example.sha256.clone()).collect::<Vec<_>>())
     };
     let [first, end] = plan.adapted_blocks;
+    let on: String = begin.stack.iter().map(|entry| format!(", on top of adapter {}", entry.content_hash)).collect();
     Identity {
         base: begin.base.clone(),
         examples: hash(&list.training),
         validation: hash(&list.validation),
         trained: format!(
-            "{} in blocks {first}..{end}, {} values in {} matrices",
+            "{} in blocks {first}..{end}, {} values in {} matrices{on}",
             plan.targets.join(", "),
             plan.adapter_parameters,
             plan.trained_matrices

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::Example;
-use model::{AdapterWeights, Model, Projection, StepOptions, TrainingSession};
+use model::{AdapterStack, AdapterWeights, Model, ModelError, Projection, StepOptions, TrainingSession};
 use serde_json::Value;
 use train::{Control, RunEnd, RunFolder, TrainConfig, TrainError, TrainEvent, TrainInputs, TrainOutcome};
 
@@ -16,6 +16,7 @@ struct Setup {
     examples: Vec<Example>,
     validation: Vec<Example>,
     config: TrainConfig,
+    on: AdapterStack,
 }
 
 impl Setup {
@@ -26,6 +27,7 @@ impl Setup {
             examples: tiny::examples(0..10),
             validation: tiny::examples(10..14),
             config: tiny::config(),
+            on: AdapterStack::default(),
         }
     }
 
@@ -42,6 +44,7 @@ impl Setup {
         let inputs = TrainInputs {
             model: Arc::clone(&self.model),
             base_name: "tiny",
+            on: &self.on,
             examples: &self.examples,
             validation: &self.validation,
             config: &self.config,
@@ -282,4 +285,51 @@ fn the_paper_preset_trains() {
     let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
     assert_eq!(file.matrices.len(), 4);
     assert!(file.matrices.iter().all(|matrix| matrix.b.iter().any(|value| *value != 0.0)));
+}
+
+#[test]
+fn an_adapter_on_top_of_another_remembers_it_and_is_refused_without() {
+    let task = Setup::new();
+    let (_parent, task_path, _) = task.run_to_end();
+    let task_file = formats::adapter::read_peft(&task_path.join("adapter/last")).unwrap();
+    let on = AdapterStack::from_files(&[("task".to_owned(), task_file.clone())], &task.model).unwrap();
+    let mut user = Setup { examples: tiny::examples(20..28), validation: tiny::examples(28..32), ..Setup::new() };
+    (user.config.targets, user.config.seed) = (vec![Projection::Query, Projection::Value], 9);
+    user.on = on.clone();
+    let (_parent, path, outcome) = user.run_to_end();
+
+    // What it started from is the model with the task adapter.
+    let mean = |session: &mut TrainingSession| {
+        let losses = user.validation.iter().map(|example| session.loss(&example.tokens, &example.loss_mask).unwrap());
+        let (sum, tokens) = losses.fold((0.0, 0), |(sum, tokens), l| (sum + l.loss_sum, tokens + l.losses.len()));
+        sum / tokens as f64
+    };
+    let last = AdapterWeights::from_file(&task_file, &task.model).unwrap();
+    let mut session = TrainingSession::new(Arc::clone(&task.model), &last, StepOptions::new(64)).unwrap();
+    let (found, expected) = (outcome.validation_before.unwrap(), mean(&mut session));
+    assert!((found / expected - 1.0).abs() < 1e-5, "{found} for {expected}");
+
+    // Read back with it, the adapter is the trained one; without it, or with another below, it is refused.
+    let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
+    assert_eq!(file.metadata.as_ref().unwrap().stack, on.entries());
+    let files = [("task".to_owned(), task_file), ("user".to_owned(), file.clone())];
+    let stack = AdapterStack::from_files(&files, &user.model).unwrap();
+    let [task_weights, user_weights] = stack.weights()[..] else { panic!("two adapters") };
+    let options = StepOptions::new(64);
+    let mut session =
+        TrainingSession::stacked(Arc::clone(&user.model), &[task_weights], user_weights, options).unwrap();
+    assert_eq!(mean(&mut session), outcome.validation_last.unwrap().loss);
+    let refused = AdapterWeights::from_file(&file, &user.model).unwrap_err();
+    assert!(matches!(&refused, ModelError::AdapterWrongStack { .. }));
+    let hash = &on.entries()[0].content_hash[..12];
+    assert!(refused.to_string().contains(&format!("on top of task ({hash})")), "{refused}");
+    let mut other = files[0].1.clone();
+    other.matrices[0].a[0] += 1.0;
+    let refused = AdapterStack::from_files(&[("task".to_owned(), other), files[1].clone()], &user.model).unwrap_err();
+    assert!(matches!(&refused, ModelError::AdapterWrongStack { .. }), "{refused}");
+
+    // A run cannot go on without it either.
+    user.on = AdapterStack::default();
+    let error = user.run(&path, true, &mut |_| Control::Continue).unwrap_err().to_string();
+    assert!(error.contains(&on.entries()[0].content_hash), "{error}");
 }

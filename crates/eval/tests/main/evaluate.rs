@@ -54,6 +54,7 @@ impl Bench {
             text: &self.text,
             earlier: &self.earlier,
             queries: &self.queries,
+            on: &[],
             adapter: None,
             other_adapter: None,
             arms,

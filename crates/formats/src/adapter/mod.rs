@@ -8,10 +8,12 @@ mod gguf;
 mod mlx;
 mod pairs;
 mod peft;
+mod stack;
 
 pub use gguf::write_gguf;
 pub use mlx::{read_mlx, write_mlx};
 pub use peft::{read_peft, write_peft};
+pub use stack::StackEntry;
 
 use crate::FormatError;
 use serde::{Deserialize, Serialize};
@@ -141,6 +143,9 @@ pub struct AdapterMetadata {
     pub selftune_version: String,
     /// [`crate::LoadedModel::content_hash`] of the base model.
     pub base_content_hash: String,
+    /// The frozen adapters that it was trained on top of, bottom first. Without them it says nothing sensible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<StackEntry>,
     /// How the adapter came to be: data, configuration, results. Its form is the trainer's.
     pub receipt: serde_json::Value,
 }

@@ -132,6 +132,13 @@ fn read_metadata(path: &Path, value: Value) -> Result<AdapterMetadata, FormatErr
     Ok(AdapterMetadata {
         selftune_version: text("selftune_version")?,
         base_content_hash: text("base_content_hash")?,
+        stack: match object.remove("stack") {
+            None => Vec::new(),
+            Some(stack) => serde_json::from_value(stack).map_err(|error| {
+                let expected = "expected a list of adapters with name and content_hash";
+                FormatError::key(path, "stack", format!("{error}; {expected}"))
+            })?,
+        },
         receipt: object
             .remove("receipt")
             .ok_or_else(|| FormatError::key(path, "receipt", "missing, expected how the adapter was made"))?,

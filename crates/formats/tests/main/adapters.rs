@@ -35,6 +35,7 @@ fn small_adapter() -> AdapterFile {
             base_model_name_or_path: Some("org/base".into()),
         },
         metadata: Some(AdapterMetadata {
+            stack: Vec::new(),
             selftune_version: "0.1.0".into(),
             base_content_hash: "ab".repeat(32),
             receipt: json!({"records": 120}),

@@ -35,7 +35,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let mut messages = opening.clone();
     let interactive = std::io::stdin().is_terminal() && !terminal.is_json();
     if interactive {
-        let adapter = serving.adapter.as_ref().map_or("no adapter".into(), |path| path.display().to_string());
+        let adapter = serving.adapters.last().map_or("no adapter".into(), |path| path.display().to_string());
         terminal.line(format!("{} with {adapter}; /reset begins anew, /quit leaves", serving.bench.model_name));
     }
     let mut lines = std::io::stdin().lock().lines();

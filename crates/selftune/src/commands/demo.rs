@@ -9,7 +9,7 @@ use crate::terminal::{MARK, QUIET, Terminal, human_seconds};
 use crate::training::{self, RunInputs};
 use crate::workbench::{ComputeArguments, HistoryChoice, ModelChoice, Workbench};
 use data::{ExampleOptions, PinnedDate, Record};
-use model::AdapterWeights;
+use model::{AdapterStack, AdapterWeights};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use train::{RunEnd, RunFolder, TrainConfig};
@@ -83,6 +83,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         Trained::Stopped(folder) => return Err(stopped(&folder)),
     };
     let question = Question {
+        on: Vec::new(),
         earlier: &person.seen,
         queries: &person.held_out,
         adapter: Some(&person.adapter),
@@ -165,13 +166,14 @@ impl Demo<'_> {
         let inputs = RunInputs {
             model: self.model.clone(),
             model_name: self.bench.model_name.clone(),
+            on: Vec::new(),
             history: history_choice,
             hold_out: HELD_OUT,
             history_hash: history.source_hash.clone(),
             data: preparation.account(),
         };
         let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
-        let outcome = training::train_with_progress(self.bench, &preparation, self.config, &run, false, terminal)?;
+        let outcome = training::train_with_progress(self.bench, &AdapterStack::default(), &preparation, self.config, &run, false, terminal)?;
         if outcome.end == RunEnd::Interrupted {
             return Ok(Trained::Stopped(run.path().to_owned()));
         }
@@ -195,6 +197,7 @@ impl Demo<'_> {
             user: Some(bundled.name.to_owned()),
             skip_bad_lines: false,
             newest: Some(self.records),
+            everybody: false,
             prompt_field: "prompt".into(),
             completion_field: "completion".into(),
             text_field: "text".into(),

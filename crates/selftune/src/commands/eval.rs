@@ -6,7 +6,7 @@ use crate::preparation::{self, Division, HoldOut};
 use crate::serving;
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
-use crate::workbench::{ComputeArguments, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use crate::workbench::{self, ComputeArguments, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
 use anyhow::Context;
 use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Record};
 use eval::report::ReportInputs;
@@ -20,6 +20,7 @@ use train::RunFolder;
 /// wrote, and what the model writes instead. Another person's adapter tells how much of a gain is the person's own.
 ///   selftune eval --run runs/me --other-run runs/ann
 ///   selftune eval --model M --adapter FOLDER --data me.jsonl --hold-out 0.2
+///   selftune eval --model M --adapter TASK --adapter FOLDER --data me.jsonl
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
@@ -32,9 +33,10 @@ pub struct Arguments {
     /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model; with --run: where its model lies now
     #[arg(long, required_unless_present = "run")]
     model: Option<String>,
-    /// Without --run: adapter folder (PEFT or MLX layout)
+    /// Without --run: adapter folder (PEFT or MLX layout); may be repeated, bottom first: the last is judged, the
+    /// others stand under every arm
     #[arg(long, value_name = "FOLDER")]
-    adapter: Option<PathBuf>,
+    adapter: Vec<PathBuf>,
     /// Without --run: the history
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
@@ -82,6 +84,8 @@ struct Subject {
     history: HistoryChoice,
     hold_out: HoldOut,
     options: ExampleOptions,
+    /// Adapters under every arm, bottom first.
+    on: Vec<PathBuf>,
     adapter: Option<PathBuf>,
     run: Option<(RunFolder, RunInputs)>,
 }
@@ -118,13 +122,20 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         queries.drain(..queries.len().saturating_sub(count));
     }
     let bench = Workbench::open(&subject.model, arguments.reading.no_cache, terminal)?;
-    let adapter = subject.adapter.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
-    let other = other_folder.as_deref().map(|folder| bench.adapter(folder)).transpose()?;
+    let on = match &subject.run {
+        Some((_, inputs)) => bench.adapters_below(&inputs.on)?,
+        None => bench.adapters(&subject.on)?,
+    };
+    let on_top = |folder: &PathBuf| bench.adapters(&[&subject.on[..], std::slice::from_ref(folder)].concat());
+    let adapter = subject.adapter.as_ref().map(on_top).transpose()?;
+    let other = other_folder.as_ref().map(on_top).transpose()?;
+    workbench::show_stack(adapter.as_ref().unwrap_or(&on).entries(), terminal);
     let question = Question {
         earlier: &seen,
         queries: &queries,
-        adapter: adapter.as_ref(),
-        other_adapter: other.as_ref(),
+        on: on.weights(),
+        adapter: adapter.as_ref().and_then(|stack| stack.weights().pop()),
+        other_adapter: other.as_ref().and_then(|stack| stack.weights().pop()),
         arms,
         options: ExampleOptions {
             retrieved_records: arguments.retrieve,
@@ -174,6 +185,7 @@ fn subject(arguments: &Arguments) -> Result<Subject, Failure> {
             history: inputs.history.clone(),
             hold_out: inputs.hold_out,
             options: preparation::example_options(&config),
+            on: inputs.on.iter().map(|below| below.path.clone()).collect(),
             adapter: Some(serving::adapter_of(&run)?),
             run: Some((run, inputs)),
         });
@@ -181,12 +193,17 @@ fn subject(arguments: &Arguments) -> Result<Subject, Failure> {
     let (Some(model), Some(data)) = (&arguments.model, &arguments.data) else {
         return Err(Failure::usage("--run, or --model and --data, are needed"));
     };
+    let (adapter, on) = match arguments.adapter.split_last() {
+        Some((last, on)) => (Some(last.clone()), on.to_vec()),
+        None => (None, Vec::new()),
+    };
     Ok(Subject {
         model: ModelChoice::new(model, &arguments.reading)?,
         history: HistoryChoice::new(data, &arguments.history),
         hold_out: arguments.hold_out,
         options: ExampleOptions::default(),
-        adapter: arguments.adapter.clone(),
+        on,
+        adapter,
         run: None,
     })
 }

@@ -71,7 +71,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         "answer_tokens": tokens,
         "context_tokens_cut": tokens_cut,
         "retrieved_ids": retrieved,
-        "adapter": serving.adapter,
+        "adapter": serving.adapters.last(),
+        "adapters": serving.adapters,
         "wall_s": wall_s,
     }));
     Ok(if crate::training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })

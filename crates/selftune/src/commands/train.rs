@@ -4,9 +4,10 @@ use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::preparation::{self, HoldOut};
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
-use crate::workbench::{HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use crate::workbench::{self, AdapterBelow, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
 use std::path::{Path, PathBuf};
-use train::{PRESETS, RunEnd, RunFolder, TrainConfig};
+use model::AdapterStack;
+use train::{PRESETS, RunEnd, RunFolder, Stage, TrainConfig};
 
 /// Train an adapter on a history.
 ///
@@ -17,6 +18,10 @@ use train::{PRESETS, RunEnd, RunFolder, TrainConfig};
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
 ///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
+///
+/// In two stages, an adapter first learns a task from many people's records, then one on top of it learns the person:
+///   selftune train --model M --data everybody.jsonl --stage task --output runs/task
+///   selftune train --model M --data everybody.jsonl --stage user --user ann --on runs/task/adapter/best
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
@@ -28,13 +33,19 @@ pub struct Arguments {
     data: Option<PathBuf>,
     /// Go on with the run in this folder; takes everything else from there (--model only says where it lies now)
     #[arg(long, value_name = "RUN", conflicts_with_all = [
-        "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines",
+        "on", "stage", "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines",
         "prompt_field", "completion_field", "text_field", "quantize_bits", "quantize_group_size",
     ])]
     resume: Option<PathBuf>,
     /// Folder of the run [default: runs/ and the history's name]
     #[arg(long, short, value_name = "RUN")]
     output: Option<PathBuf>,
+    /// Train on top of this adapter, which stays as it is (PEFT or MLX folder); may be repeated, bottom first
+    #[arg(long, value_name = "ADAPTER")]
+    on: Vec<PathBuf>,
+    /// user: one person's records; task: everybody's in the file, each with only the own earlier ones in the prompt
+    #[arg(long, value_parser = ["user", "task"], value_name = "STAGE")]
+    stage: Option<String>,
     /// default (small histories, minutes on a laptop) or paper (the recipe of the study's Table 1)
     #[arg(long, value_parser = PRESETS.map(|preset| preset.name))]
     preset: Option<String>,
@@ -75,19 +86,29 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let (Some(model), Some(data)) = (&arguments.model, &arguments.data) else {
         return Err(Failure::usage("--model and --data are needed"));
     };
-    let history_choice = HistoryChoice::new(data, &arguments.history);
+    let mut history_choice = HistoryChoice::new(data, &arguments.history);
+    history_choice.everybody = config.stage == Stage::Task;
+    if history_choice.everybody && history_choice.user.is_some() {
+        return Err(Failure::usage("--stage task learns from everybody's records: leave --user out"));
+    }
     let history = history_choice.read()?;
+    if history_choice.everybody && history.users().len() < 2 {
+        terminal.warning("all records are one person's: what the adapter learns is the person, not the task alone");
+    }
     let model_choice = ModelChoice::new(model, &arguments.reading)?;
     let bench = Workbench::open(&model_choice, arguments.reading.no_cache, terminal)?;
     let config = config.resolved(bench.model.config()).bad_input("settings")?;
+    let on = bench.adapters(&arguments.on)?;
+    workbench::show_stack(on.entries(), terminal);
     let preparation = preparation::prepare(&bench, &history, &config, arguments.hold_out)?;
     preparation.show(&bench, &history_choice, terminal);
     if arguments.dry_run {
-        return dry_run(&bench, &preparation, &config, terminal);
+        return dry_run(&bench, &on, &preparation, &config, terminal);
     }
     let inputs = RunInputs {
         model: model_choice,
         model_name: bench.model_name.clone(),
+        on: AdapterBelow::list(&arguments.on, &on),
         history: history_choice,
         hold_out: arguments.hold_out,
         history_hash: history.source_hash.clone(),
@@ -98,7 +119,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         None => free_run_path(data)?,
     };
     let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
-    let outcome = training::train_with_progress(&bench, &preparation, &config, &run, false, terminal)?;
+    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, false, terminal)?;
     conclude(&run, &inputs, outcome, terminal)
 }
 
@@ -113,6 +134,7 @@ fn configuration(arguments: &Arguments) -> Result<TrainConfig, Failure> {
     };
     let file = file.as_ref().map(|(text, name)| (text.as_str(), name.as_str()));
     let mut settings = arguments.settings.clone();
+    settings.extend(arguments.stage.iter().map(|stage| format!("stage={stage}")));
     settings.extend(arguments.threads.map(|threads| format!("threads={threads}")));
     TrainConfig::load(arguments.preset.as_deref(), file, &settings).bad_input("settings")
 }
@@ -133,8 +155,10 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     }
     let history = inputs.history.read()?;
     let bench = Workbench::open(&inputs.model, arguments.reading.no_cache, terminal)?;
+    let on = bench.adapters_below(&inputs.on)?;
+    workbench::show_stack(on.entries(), terminal);
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
-    let outcome = training::train_with_progress(&bench, &preparation, &config, &run, true, terminal)?;
+    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, true, terminal)?;
     conclude(&run, &inputs, outcome, terminal)
 }
 
@@ -167,11 +191,12 @@ fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, t
 
 fn dry_run(
     bench: &Workbench,
+    on: &AdapterStack,
     preparation: &preparation::Preparation,
     config: &TrainConfig,
     terminal: &Terminal,
 ) -> Outcome {
-    let plan = train::plan(&bench.model, &preparation.training, &preparation.validation, config).bad_input("cannot plan")?;
+    let plan = train::plan(&bench.model, on, &preparation.training, &preparation.validation, config).bad_input("cannot plan")?;
     training::show_plan(&plan, terminal);
     terminal.json(&serde_json::json!({"plan": plan, "data": preparation.account()}));
     Ok(ExitStatus::Done)

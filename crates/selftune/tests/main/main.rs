@@ -4,5 +4,6 @@ mod bad_input;
 mod commands;
 mod hub;
 mod real_model;
+mod stages;
 mod survival;
 mod tiny;

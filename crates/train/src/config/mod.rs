@@ -24,6 +24,10 @@ use crate::schedule::ScheduleKind;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
+    /// Whose records: `user`, one person's, or `task`, many people's, to teach a task before any person.
+    #[serde(default)]
+    pub stage: Stage,
+
     // --- The adapter ---
     /// Inner dimension of the two thin matrices of an adapter.
     pub rank: usize,
@@ -117,6 +121,17 @@ impl Recompute {
             Recompute::Never => MemoryChoice::keep_everything(),
         }
     }
+}
+
+/// Which of the two stages a run is (paper, section 2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// An adapter for one person, perhaps on top of a task adapter.
+    #[default]
+    User,
+    /// An adapter for what many people's records have in common.
+    Task,
 }
 
 /// Keys that may change when a run goes on, because no result depends on them.

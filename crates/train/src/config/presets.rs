@@ -6,7 +6,7 @@ use model::Projection;
 
 use super::Recompute;
 
-use super::TrainConfig;
+use super::{Stage, TrainConfig};
 use crate::schedule::ScheduleKind;
 
 /// A named starting point.
@@ -25,6 +25,7 @@ pub const PRESETS: [Preset; 2] = [
 
 fn default() -> TrainConfig {
     TrainConfig {
+        stage: Stage::User,
         rank: 8,
         lora_alpha: 16.0,
         use_rslora: false,
@@ -65,7 +66,8 @@ fn default() -> TrainConfig {
 
 /// Table 1: rank 8 on query and value of every block, AdamW at a constant 1e-5 with weight decay 0.01, batch 1,
 /// checkpointing per block, examples of up to 1024 tokens that carry up to four earlier records, three passes.
-/// The study names no warm-up, clipping or dropout, so there is none, and no alpha: 8 makes the multiplier 1.
+/// The study names no warm-up, clipping or dropout, so there is none, and no alpha: 8 makes the multiplier 1. The table
+/// is the user stage's; of the task stage the study says nothing else, so the same preset serves both.
 fn paper() -> TrainConfig {
     TrainConfig {
         rank: 8,
