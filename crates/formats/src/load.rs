@@ -123,6 +123,15 @@ pub fn load_model(
     })
 }
 
+/// Writes tensors one by one into a new packed file at `path` and gives them back mapped from it, so that no more than
+/// one is in memory at a time. For models that no file describes.
+pub fn map_through_file(
+    path: &Path,
+    tensors: impl Iterator<Item = (String, LoadedTensor)>,
+) -> Result<BTreeMap<String, LoadedTensor>, FormatError> {
+    cache::map_through_file(path, tensors)
+}
+
 /// Bits for the float matrices of `source`; `None` when it has none.
 pub(crate) fn float_matrix_bits(source: &ModelSource, options: &LoadOptions) -> Option<u32> {
     let has_quantized = source.tensors.iter().any(SourceTensor::is_quantized);

@@ -31,7 +31,7 @@ impl Precision {
 }
 
 /// What to run on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpsOptions {
     pub threads: usize,
     pub isa: Isa,

@@ -45,10 +45,42 @@ pub enum ModelError {
         "no token is supervised: of {tokens} tokens none (but possibly the first, which nothing predicts) is a target"
     )]
     NothingSupervised { tokens: usize },
+    #[error("the kept prefix has {count} values, this text needs {expected}")]
+    PrefixLength { count: usize, expected: usize },
     #[error("the prompt is empty")]
     EmptyPrompt,
     #[error("{option} is {found}, expected {expected}")]
     OptionInvalid { option: &'static str, found: String, expected: &'static str },
+    #[error("cannot write synthetic weights: {problem}")]
+    SyntheticFile { problem: String },
+    #[error(
+        "no plan fits {} of memory: examples of {tokens} tokens need at least {}{}",
+        megabytes(*budget_bytes), megabytes(*needed_bytes), what_fits(*tokens_that_fit, *blocks_that_fit)
+    )]
+    NothingFits {
+        budget_bytes: u64,
+        tokens: usize,
+        /// What the smallest plan takes.
+        needed_bytes: u64,
+        /// The longest examples that fit with the same adapter; `None` if none do.
+        tokens_that_fit: Option<usize>,
+        /// The most last blocks that can be adapted with examples of this length; `None` if not even one can.
+        blocks_that_fit: Option<usize>,
+    },
     #[error("the model produced a value that is not a number at position {position}")]
     NotANumber { position: usize },
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
+}
+
+fn what_fits(tokens: Option<usize>, blocks: Option<usize>) -> String {
+    let tokens = tokens.map(|tokens| format!("examples of at most {tokens} tokens"));
+    let blocks = blocks.map(|blocks| format!("an adapter on only the last {blocks} blocks"));
+    match (tokens, blocks) {
+        (Some(tokens), Some(blocks)) => format!("; what would fit: {tokens}, or {blocks}"),
+        (Some(one), None) | (None, Some(one)) => format!("; what would fit: {one}"),
+        (None, None) => "; neither shorter examples nor fewer adapted blocks would fit".into(),
+    }
 }

@@ -14,7 +14,7 @@ use crate::lora::{self, BlockLora, FrozenStack};
 use crate::plan::{Activations, FrozenPlaces, Itemized, MemoryPlan};
 use crate::projection::Projection;
 use crate::sampling::{Sampler, SamplingOptions};
-use crate::step::{TokenLosses, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
+use crate::step::{StepPhases, TokenLosses, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
 use crate::weights::Model;
 
 /// The most rows that go through the model at once: enough to fill the products, few enough to stay small.
@@ -417,7 +417,9 @@ impl Program {
             arena_bytes: self.places.arena.peak_bytes(),
             scratch_bytes: planned.scratch_bytes,
             weights_bytes: self.model.weights_bytes(),
+            weights: self.model.resident_bytes(),
             macs: planned,
+            phases: StepPhases::default(),
         }
     }
 }

@@ -20,6 +20,7 @@ mod random;
 mod rope;
 mod sampling;
 mod step;
+mod synthetic;
 mod weights;
 
 pub use adapter::{AdapterMatrix, AdapterSpec, AdapterWeights};
@@ -27,10 +28,14 @@ pub use adapter_file::AdapterStack;
 pub use config::{BlockConfig, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Generator, GeneratorOptions};
-pub use plan::{BoundaryType, MemoryChoice, MemoryPlan, WeightsPlace};
+pub use plan::{
+    BoundaryType, MemoryChoice, MemoryPlan, PlanRequest, PlannedStep, ResidentBytes, WeightsPlace, WorkShare, WorkShares,
+    plan_step, work_shares,
+};
 pub use projection::Projection;
 pub use random::Random;
 pub use rope::RopeConfig;
 pub use sampling::SamplingOptions;
 pub use step::{NamedGradient, NecessaryWork, SelectRows, StepLoss, StepOptions, TokenLosses, TrainingSession};
+pub use synthetic::{SyntheticPlace, SyntheticWeights, synthetic_model};
 pub use weights::Model;

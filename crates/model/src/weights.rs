@@ -8,6 +8,7 @@ use kernels::{FloatVector, PackedMatrix};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
+use crate::plan::ResidentBytes;
 use crate::projection::Projection;
 
 /// A frozen base model, shared by everything that runs it.
@@ -57,6 +58,9 @@ impl BlockWeights {
     pub(crate) fn linear(&self, projection: Projection) -> &Linear {
         &self.linears[projection.index()]
     }
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        self.linears.iter().map(|linear| &*linear.weight)
+    }
 }
 
 impl Model {
@@ -72,7 +76,14 @@ impl Model {
         tensors: BTreeMap<String, LoadedTensor>,
         content_hash: String,
     ) -> Result<Self, ModelError> {
-        let config = ModelConfig::from_json(config)?;
+        Self::from_parts(ModelConfig::from_json(config)?, tensors, content_hash)
+    }
+
+    pub(crate) fn from_parts(
+        config: ModelConfig,
+        tensors: BTreeMap<String, LoadedTensor>,
+        content_hash: String,
+    ) -> Result<Self, ModelError> {
         let mut source = Source::new(tensors, config.norm_weight_offset);
         let (vocabulary, width) = (config.vocabulary, config.width);
 
@@ -104,6 +115,36 @@ impl Model {
     pub fn weights_bytes(&self) -> usize {
         self.weights_bytes
     }
+    /// How much of [`Self::weights_bytes`] lies in mapped files. The system can drop it and read it again.
+    pub fn mapped_bytes(&self) -> usize {
+        self.matrices().filter(|matrix| matrix.is_mapped()).map(matrix_bytes).sum()
+    }
+    /// All weights, in memory and mapped.
+    pub(crate) fn resident_bytes(&self) -> ResidentBytes {
+        let mapped_bytes = self.mapped_bytes() as u64;
+        ResidentBytes { anonymous_bytes: self.weights_bytes as u64 - mapped_bytes, mapped_bytes }
+    }
+    /// Takes all mapped weights out of this process' memory; what is read again comes back.
+    pub fn release_mapped(&self) {
+        self.matrices().for_each(PackedMatrix::release);
+    }
+    /// The most mapped bytes that are in memory at a time when weights are streamed: a block, or embedding, or head.
+    pub(crate) fn streamed_bytes_max(&self) -> usize {
+        let of_block = |block: &BlockWeights| block.matrices().map(|matrix| matrix_bytes(matrix)).sum::<usize>();
+        let blocks = self.blocks.iter().map(of_block);
+        blocks.chain([matrix_bytes(&self.embedding), matrix_bytes(&self.head)]).max().unwrap_or(0)
+    }
+    /// Every packed matrix once.
+    fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let own_head = (!Arc::ptr_eq(&self.embedding, &self.head)).then_some(&*self.head);
+        let blocks = self.blocks.iter().flat_map(BlockWeights::matrices);
+        std::iter::once(&*self.embedding).chain(own_head).chain(blocks)
+    }
+}
+
+/// Bytes of a packed matrix, also of one that is only planned.
+fn matrix_bytes(matrix: &PackedMatrix) -> usize {
+    matrix.header().byte_len().unwrap_or(0)
 }
 
 /// The tensors of a file that nobody has taken yet.
@@ -136,7 +177,7 @@ impl Source {
             return Err(ModelError::TensorShape { name: name.into(), found, expected });
         }
         self.parameter_count += n_out * k_in;
-        self.bytes += matrix.bytes().len();
+        self.bytes += matrix_bytes(&matrix);
         Ok(matrix)
     }
 

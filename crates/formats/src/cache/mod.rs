@@ -16,6 +16,7 @@ use crate::load::{
 use crate::model_source::ModelSource;
 use index::{Fingerprint, Index};
 use packed_file::WriteFailure;
+pub(crate) use packed_file::map_through_file;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -71,15 +71,7 @@ pub(super) fn write(
     pack: &(dyn Fn(&SourceTensor) -> Result<LoadedTensor, FormatError> + Sync),
     progress: &mut dyn FnMut(&LoadProgress),
 ) -> Result<(), WriteFailure> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    if !folder.exists() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let mut file = tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempfile_in(folder)?;
-    let mut table = Table { content_hash: content_hash.into(), recipe: recipe.into(), tensors: Vec::new() };
-    let mut out = BufWriter::with_capacity(1 << 20, file.as_file_mut());
-    out.write_all(&[0; PREAMBLE_BYTES])?;
-    let mut offset = PREAMBLE_BYTES as u64;
+    let mut writer = Writer::new(path, content_hash, recipe)?;
     let mut report = report(LoadStage::Packing, sources.iter().map(SourceTensor::stored_len).sum(), progress);
     let pack_and_hash = |source: &SourceTensor| {
         let tensor = pack(source)?;
@@ -88,26 +80,83 @@ pub(super) fn write(
     };
     workers::in_order(sources, &pack_and_hash, |source, packed| {
         let (tensor, sha256) = packed.map_err(WriteFailure::Model)?;
-        let bytes = tensor_bytes(&tensor);
-        out.write_all(&bytes)?;
-        let kind = entry_kind(&tensor);
-        table.tensors.push(TableEntry { name: source.name.clone(), offset, bytes: bytes.len() as u64, sha256, kind });
-        let end = offset + bytes.len() as u64;
-        offset = end.next_multiple_of(ALIGNMENT_BYTES);
-        out.write_all(&[0; ALIGNMENT_BYTES as usize][..(offset - end) as usize])?;
+        writer.add(source.name.clone(), &tensor, sha256)?;
         report(source.stored_len());
         Ok::<(), WriteFailure>(())
     })?;
-    let table = serde_json::to_vec(&table).map_err(io::Error::from)?;
-    out.write_all(&table)?;
-    out.seek(SeekFrom::Start(0))?;
-    out.write_all(&preamble(offset, &table))?;
-    out.flush()?;
-    drop(out);
-    atomic_write::persist(file, path, atomic_write::Readers::Everyone).map_err(|error| match error {
-        FormatError::Write { source, .. } => WriteFailure::Cache(source),
-        other => WriteFailure::Model(other),
-    })
+    writer.finish(path)
+}
+
+/// Writes tensors one by one into a new cache file at `path` and gives them back mapped from it, so that no more than
+/// one is in memory at a time. For models that no file describes.
+pub(crate) fn map_through_file(
+    path: &Path,
+    tensors: impl Iterator<Item = (String, LoadedTensor)>,
+) -> Result<BTreeMap<String, LoadedTensor>, FormatError> {
+    let write = || {
+        let mut writer = Writer::new(path, "", "made")?;
+        for (name, tensor) in tensors {
+            let sha256 = hexadecimal(&Sha256::digest(&*tensor_bytes(&tensor)));
+            writer.add(name, &tensor, sha256)?;
+        }
+        writer.finish(path)
+    };
+    write().map_err(|failure| match failure {
+        WriteFailure::Model(error) => error,
+        WriteFailure::Cache(error) => FormatError::write(path, error),
+    })?;
+    let file = OpenFile::open(path)?;
+    let malformed = |problem: String| FormatError::malformed(path, 0, problem);
+    let table = read_table(file.bytes()).map_err(malformed)?;
+    let entries = table.tensors.iter().map(|entry| {
+        let tensor = tensor(&file, entry).ok_or_else(|| malformed(format!("tensor `{}` is damaged", entry.name)))?;
+        Ok((entry.name.clone(), tensor))
+    });
+    entries.collect()
+}
+
+/// A cache file on its way.
+struct Writer {
+    out: BufWriter<tempfile::NamedTempFile>,
+    table: Table,
+    offset: u64,
+}
+
+impl Writer {
+    fn new(path: &Path, content_hash: &str, recipe: &str) -> Result<Self, WriteFailure> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        if !folder.exists() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let file = tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempfile_in(folder)?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&[0; PREAMBLE_BYTES])?;
+        let table = Table { content_hash: content_hash.into(), recipe: recipe.into(), tensors: Vec::new() };
+        Ok(Self { out, table, offset: PREAMBLE_BYTES as u64 })
+    }
+
+    fn add(&mut self, name: String, tensor: &LoadedTensor, sha256: String) -> Result<(), WriteFailure> {
+        let (bytes, offset) = (tensor_bytes(tensor), self.offset);
+        self.out.write_all(&bytes)?;
+        let kind = entry_kind(tensor);
+        self.table.tensors.push(TableEntry { name, offset, bytes: bytes.len() as u64, sha256, kind });
+        let end = offset + bytes.len() as u64;
+        self.offset = end.next_multiple_of(ALIGNMENT_BYTES);
+        self.out.write_all(&[0; ALIGNMENT_BYTES as usize][..(self.offset - end) as usize])?;
+        Ok(())
+    }
+
+    fn finish(mut self, path: &Path) -> Result<(), WriteFailure> {
+        let table = serde_json::to_vec(&self.table).map_err(io::Error::from)?;
+        self.out.write_all(&table)?;
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&preamble(self.offset, &table))?;
+        let file = self.out.into_inner().map_err(|error| error.into_error())?;
+        atomic_write::persist(file, path, atomic_write::Readers::Everyone).map_err(|error| match error {
+            FormatError::Write { source, .. } => WriteFailure::Cache(source),
+            other => WriteFailure::Model(other),
+        })
+    }
 }
 
 fn preamble(table_offset: u64, table: &[u8]) -> [u8; PREAMBLE_BYTES] {

@@ -1,5 +1,6 @@
 //! The training step: forward, head, backward, each over the whole model, on memory planned beforehand.
 
+mod phases;
 mod program;
 mod supervision;
 mod work;
@@ -15,13 +16,13 @@ use crate::error::ModelError;
 use crate::lora::FrozenStack;
 use crate::plan::{MemoryChoice, MemoryPlan, StepPlaces};
 use crate::weights::Model;
-use program::Program;
-pub(crate) use program::{attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
-use supervision::Supervision;
+pub(crate) use program::{Planned, Program, Tables, check_options, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
+pub(crate) use supervision::Supervision;
+pub use phases::{Phase, PhaseCost, StepPhases};
 pub use work::{NecessaryWork, SelectRows};
 
 /// How a session runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOptions {
     pub ops: OpsOptions,
     /// Tokens of the longest example.
@@ -54,6 +55,17 @@ pub struct TokenLosses {
     pub losses: Vec<f32>,
 }
 
+/// Where the output of the blocks below the first adapted one comes from. No adapter changes it, so that it can be
+/// kept between the visits of an example.
+pub enum Prefix<'a> {
+    /// From the tokens.
+    Computed,
+    /// From the tokens, and shown: [rows, D] of [`TrainingSession::prefix_values`] values.
+    Observed(&'a mut dyn FnMut(&[f32])),
+    /// As it was observed before.
+    Given(&'a [f32]),
+}
+
 /// One matrix's gradient, for inspection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedGradient {
@@ -70,6 +82,7 @@ pub struct TrainingSession {
     program: Program,
     supervision: Supervision,
     plan: MemoryPlan,
+    phases: StepPhases,
 }
 
 impl TrainingSession {
@@ -90,15 +103,19 @@ impl TrainingSession {
             adapter.validate(model.config())?;
         }
         let stack = FrozenStack::new(frozen.iter().map(|adapter| &adapter.spec), model.config());
-        let program = Program::new(model, &adapter.spec, &stack, options)?;
+        let program = {
+            check_options(&model, &options)?;
+            let tables = Arc::new(Tables::new(model.config(), options.tokens_max));
+            Program::new(model, &adapter.spec, &stack, options, tables)?
+        };
         let mut supervision = Supervision::new(program.rows_max());
         let planned = program.dry_run(&mut supervision);
-        let plan = program.memory_plan(planned, supervision.bytes());
+        let plan = program.memory_plan(&planned, supervision.bytes());
         let mut ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
         if let Some(place) = program.places.frozen.parameters {
             ops.write(place, &stack.values(frozen, program.model.config()));
         }
-        let mut session = Self { ops, program, supervision, plan };
+        let mut session = Self { ops, program, supervision, plan, phases: StepPhases::default() };
         session.set_adapter(adapter)?;
         Ok(session)
     }
@@ -118,21 +135,59 @@ impl TrainingSession {
         gradient_scale: f32,
         dropout_seed: u64,
     ) -> Result<StepLoss, ModelError> {
-        let Self { ops, program, supervision, .. } = self;
+        self.step_from(Prefix::Computed, tokens, loss_mask, gradient_scale, dropout_seed)
+    }
+
+    /// As [`Self::step`], from where `prefix` says.
+    pub fn step_from(
+        &mut self,
+        mut prefix: Prefix,
+        tokens: &[u32],
+        loss_mask: &[bool],
+        gradient_scale: f32,
+        dropout_seed: u64,
+    ) -> Result<StepLoss, ModelError> {
+        let Self { ops, program, supervision, phases, .. } = self;
         let pass = program.pass(tokens, loss_mask, Some(dropout_seed), supervision)?;
-        program.forward(ops, &pass, supervision);
-        let loss_sum = program.head(ops, &pass, supervision, Some(gradient_scale));
-        program.backward(ops, &pass, supervision);
+        program.check_prefix(&prefix, &pass)?;
+        let loss_sum;
+        (loss_sum, *phases) = program.step(ops, &pass, supervision, gradient_scale, &mut prefix);
         Ok(StepLoss { loss_sum, supervised_tokens: supervision.rows.len() })
+    }
+
+    /// What the phases of the last step took.
+    pub fn phases(&self) -> &StepPhases {
+        &self.phases
     }
 
     /// The losses of `tokens` with the adapter as it is and without dropout, through the same forward as a step.
     pub fn loss(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<TokenLosses, ModelError> {
+        self.loss_from(Prefix::Computed, tokens, loss_mask)
+    }
+
+    /// As [`Self::loss`], from where `prefix` says.
+    pub fn loss_from(
+        &mut self,
+        mut prefix: Prefix,
+        tokens: &[u32],
+        loss_mask: &[bool],
+    ) -> Result<TokenLosses, ModelError> {
         let Self { ops, program, supervision, .. } = self;
         let pass = program.pass(tokens, loss_mask, None, supervision)?;
-        program.forward(ops, &pass, supervision);
+        program.check_prefix(&prefix, &pass)?;
+        program.forward(ops, &pass, supervision, &mut prefix);
         let loss_sum = program.head(ops, &pass, supervision, None);
         Ok(TokenLosses { loss_sum, losses: supervision.supervised_losses(&program.options).collect() })
+    }
+
+    /// Blocks below the first that backward reaches: the prefix.
+    pub fn prefix_blocks(&self) -> usize {
+        self.program.first_kept
+    }
+    /// Number of values of the prefix's output for this text.
+    pub fn prefix_values(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<usize, ModelError> {
+        let pass = self.program.pass(tokens, loss_mask, None, &mut self.supervision)?;
+        Ok(self.program.prefix_values(&pass))
     }
 
     /// Euclidean norm of all gradients together.

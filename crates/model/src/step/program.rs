@@ -2,19 +2,36 @@
 
 use std::sync::Arc;
 
-use kernels::ops::Counters;
-use kernels::{AdamWParameters, AttentionShape, Ops, RopeTable, Tensor};
+use kernels::{AdamWParameters, AttentionShape, Ops, PackedMatrix, RopeTable, Tensor};
 
+use super::phases::{Meter, Phase, StepPhases};
 use super::supervision::Supervision;
-use super::{SelectRows, StepOptions};
+use super::{Prefix, SelectRows, StepOptions};
 use crate::adapter::AdapterSpec;
 use crate::block::{self, BlockGradients, BlockRun, BlockTensors, Extent, Needs};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::lora::{self, BlockLora, FrozenStack};
-use crate::plan::{MemoryPlan, StepPlaces, first_kept_block};
+use crate::plan::{MemoryPlan, ResidentBytes, StepPlaces, WeightsPlace, first_kept_block};
 use crate::random::seed_of_part;
 use crate::weights::Model;
+
+/// What depends on the model and the number of tokens only.
+pub(crate) struct Tables {
+    ropes: Vec<RopeTable>,
+    /// 0, 1, 2, ...
+    positions: Vec<u32>,
+}
+
+impl Tables {
+    pub(crate) fn new(config: &ModelConfig, tokens_max: usize) -> Self {
+        let rows = tokens_max.saturating_sub(1);
+        Self { ropes: rope_tables(config, rows), positions: (0..rows as u32).collect() }
+    }
+    fn bytes(&self) -> usize {
+        self.ropes.iter().map(RopeTable::byte_len).sum::<usize>() + size_of_val(&self.positions[..])
+    }
+}
 
 /// One text on its way through the model.
 pub(super) struct Pass<'a> {
@@ -25,43 +42,34 @@ pub(super) struct Pass<'a> {
 }
 
 /// The step as a sequence of op calls over planned places; runs alike on a planner, which only counts, and for real.
-pub(super) struct Program {
+pub(crate) struct Program {
     pub(super) model: Arc<Model>,
     pub(super) spec: AdapterSpec,
-    pub(super) options: StepOptions,
+    pub(crate) options: StepOptions,
     pub(super) places: StepPlaces,
-    ropes: Vec<RopeTable>,
-    /// 0, 1, 2, ...
-    positions: Vec<u32>,
+    tables: Arc<Tables>,
     lora: Vec<BlockLora>,
     lora_gradients: Vec<BlockLora>,
     frozen: Vec<BlockLora>,
-    first_kept: usize,
+    pub(super) first_kept: usize,
 }
 
 impl Program {
-    pub(super) fn new(
+    pub(crate) fn new(
         model: Arc<Model>,
         spec: &AdapterSpec,
         frozen: &FrozenStack,
         options: StepOptions,
+        tables: Arc<Tables>,
     ) -> Result<Self, ModelError> {
         let config = model.config();
-        if options.tokens_max < 2 {
-            let found = options.tokens_max.to_string();
-            return Err(ModelError::OptionInvalid { option: "tokens_max", found, expected: "at least 2" });
-        }
-        if options.tokens_max > config.context_tokens_max {
-            let limit = config.context_tokens_max;
-            return Err(ModelError::TooManyTokens { tokens: options.tokens_max, limit, of: "the model's context" });
-        }
+        check_options(&model, &options)?;
         let rows_max = options.tokens_max - 1;
         let backward_blocks = config.blocks.len() - first_kept_block(spec, &options);
         let options = StepOptions { memory: options.memory.resolved(backward_blocks)?, ..options };
         let places = StepPlaces::new(config, spec, frozen, &options, rows_max);
         Ok(Self {
-            ropes: rope_tables(config, rows_max),
-            positions: (0..rows_max as u32).collect(),
+            tables,
             lora: lora::lay_out(places.parameters, spec, config),
             lora_gradients: lora::lay_out(places.gradients, spec, config),
             frozen: frozen.lay_out(places.frozen.parameters, config),
@@ -99,14 +107,75 @@ impl Program {
         Ok(Pass { inputs: &tokens[..rows], dropout_seed })
     }
 
-    /// From tokens to the last block's output.
-    pub(super) fn forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
+    /// From tokens, or from the prefix's output, to the last block's output.
+    pub(super) fn forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision, prefix: &mut Prefix) {
         let config = self.model.config();
-        let first = self.block_tensors(0, pass, supervision);
-        ops.embedding_forward(&self.model.embedding, pass.inputs, config.embedding_scale, first.input);
-        for block in 0..config.blocks.len() {
+        let first_input = self.block_tensors(self.first_kept, pass, supervision).input;
+        match prefix {
+            Prefix::Given(values) => ops.write(first_input, values),
+            _ => {
+                let first = self.block_tensors(0, pass, supervision);
+                ops.embedding_forward(&self.model.embedding, pass.inputs, config.embedding_scale, first.input);
+                self.release(ops, &self.model.embedding);
+                for block in 0..self.first_kept {
+                    self.begin_block(ops, block, Some(block + 1));
+                    self.block_forward(ops, block, Extent::Whole, pass, supervision);
+                    self.end_block(ops, block);
+                }
+            }
+        }
+        if let Prefix::Observed(observer) = prefix {
+            observer(ops.read(first_input));
+        }
+        let last = config.blocks.len() - 1;
+        for block in self.first_kept..=last {
+            self.begin_block(ops, block, Some(block + 1));
             self.keep_input(ops, block, pass, supervision);
             self.block_forward(ops, block, Extent::Whole, pass, supervision);
+            if block < last {
+                self.end_block(ops, block);
+            }
+        }
+    }
+
+    /// Values of the prefix's output for the rows of `pass`.
+    pub(super) fn prefix_values(&self, pass: &Pass) -> usize {
+        pass.inputs.len() * self.model.config().width
+    }
+
+    /// Refuses a prefix of another text.
+    pub(super) fn check_prefix(&self, prefix: &Prefix, pass: &Pass) -> Result<(), ModelError> {
+        let expected = self.prefix_values(pass);
+        match prefix {
+            Prefix::Given(values) if values.len() != expected => {
+                Err(ModelError::PrefixLength { count: values.len(), expected })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn streams(&self, ops: &Ops) -> bool {
+        self.options.memory.weights == WeightsPlace::Streamed && !ops.is_planning()
+    }
+    /// With streamed weights, has those of `next` read while `block` runs; behind the last block comes the head.
+    fn begin_block(&self, ops: &Ops, block: usize, next: Option<usize>) {
+        if self.streams(ops) {
+            self.model.blocks[block].matrices().for_each(PackedMatrix::read_ahead);
+            match next.map(|next| self.model.blocks.get(next)) {
+                Some(Some(next)) => next.matrices().for_each(PackedMatrix::read_ahead),
+                Some(None) => self.model.head.read_ahead(),
+                None => {}
+            }
+        }
+    }
+    fn end_block(&self, ops: &Ops, block: usize) {
+        if self.streams(ops) {
+            self.model.blocks[block].matrices().for_each(PackedMatrix::release);
+        }
+    }
+    fn release(&self, ops: &Ops, matrix: &PackedMatrix) {
+        if self.streams(ops) {
+            matrix.release();
         }
     }
 
@@ -139,6 +208,7 @@ impl Program {
         ops.rms_norm_forward(hidden, final_norm, epsilon, normed);
         let gradient = gradient_scale.map(|scale| (d_normed, scale));
         ops.head_cross_entropy(head, normed, &supervision.targets, &mut supervision.losses, gradient);
+        self.release(ops, head);
         if gradient.is_some() {
             if self.select_rows() == SelectRows::Never {
                 // Rows without a supervised target have no gradient. The normed values are not read again.
@@ -155,14 +225,36 @@ impl Program {
     }
 
     /// From the gradient of the last block's output to the adapters' gradients.
-    pub(super) fn backward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
+    pub(super) fn backward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision, meter: &mut Meter) {
         for block in (self.first_kept..self.places.blocks.len()).rev() {
+            self.begin_block(ops, block, (block > self.first_kept).then(|| block - 1));
             self.run_again(ops, block, pass, supervision);
+            meter.lap(Phase::Recompute, ops);
             let run = self.block_run(block, pass, supervision);
             let t = self.block_tensors(block, pass, supervision);
             let d = self.block_gradients(block, pass, supervision);
             block::backward(ops, &run, &t, &d, &self.lora_gradients[block], self.needs(block));
+            self.end_block(ops, block);
+            meter.lap(Phase::Backward, ops);
         }
+    }
+
+    /// A whole step, forward and backward, measured phase by phase.
+    pub(super) fn step(
+        &self,
+        ops: &mut Ops,
+        pass: &Pass,
+        supervision: &mut Supervision,
+        gradient_scale: f32,
+        prefix: &mut Prefix,
+    ) -> (f64, StepPhases) {
+        let mut meter = Meter::start(ops);
+        self.forward(ops, pass, supervision, prefix);
+        meter.lap(Phase::Forward, ops);
+        let loss_sum = self.head(ops, pass, supervision, Some(gradient_scale));
+        meter.lap(Phase::Head, ops);
+        self.backward(ops, pass, supervision, &mut meter);
+        (loss_sum, meter.phases)
     }
 
     /// Brings back what the backward of `block` reads.
@@ -180,8 +272,10 @@ impl Program {
             let first = block + 1 - every;
             self.restore_input(ops, first, pass, supervision);
             for inner in first..block {
+                self.begin_block(ops, inner, Some(inner + 1));
                 self.block_forward(ops, inner, Extent::Whole, pass, supervision);
                 self.keep_input(ops, inner + 1, pass, supervision);
+                self.end_block(ops, inner);
             }
         }
         self.restore_input(ops, block, pass, supervision);
@@ -242,9 +336,9 @@ impl Program {
         BlockRun {
             config,
             weights: &self.model.blocks[block],
-            rope: config.blocks[block].rope.map(|index| &self.ropes[index]),
+            rope: config.blocks[block].rope.map(|index| &self.tables.ropes[index]),
             attention: attention_shape(config, block),
-            positions: &self.positions[..pass.inputs.len()],
+            positions: &self.tables.positions[..pass.inputs.len()],
             selected_rows: self.selects(block).then_some(&supervision.rows),
             selected_positions: &supervision.rows,
             lora: &self.lora[block],
@@ -268,27 +362,14 @@ impl Program {
         })
     }
 
-    /// Runs everything that a session does on ops that only count. Returns the work of the longest step and the most
-    /// scratch that any call at any length asked for.
-    pub(super) fn dry_run(&self, supervision: &mut Supervision) -> Counters {
+    /// Runs everything that a session does on ops that only count.
+    pub(crate) fn dry_run(&self, supervision: &mut Supervision) -> Planned {
         let mut ops = Ops::planner(self.options.ops);
-        let tokens = vec![0; self.options.tokens_max];
-        let mut step = |rows: usize, supervised: usize| {
-            let mask: Vec<bool> = (0..=rows).map(|index| index > rows - supervised).collect();
-            let pass = self.pass(&tokens[..=rows], &mask, Some(0), supervision);
-            let pass = pass.expect("zeros of a planned length are a valid text");
-            self.forward(&mut ops, &pass, supervision);
-            self.head(&mut ops, &pass, supervision, Some(1.0));
-            self.backward(&mut ops, &pass, supervision);
-            let counters = ops.counters();
-            ops.reset_counters();
-            counters
-        };
-        let longest = step(self.rows_max(), self.rows_max());
-        let mut scratch_bytes = longest.scratch_bytes;
+        let longest = self.dry_step(&mut ops, supervision, self.rows_max(), self.rows_max());
         for rows in sampled_lengths(self.rows_max()) {
-            scratch_bytes = scratch_bytes.max(step(rows, rows).scratch_bytes).max(step(rows, 1).scratch_bytes);
-            scratch_bytes = scratch_bytes.max(step(self.rows_max(), rows).scratch_bytes);
+            self.dry_step(&mut ops, supervision, rows, rows);
+            self.dry_step(&mut ops, supervision, rows, 1);
+            self.dry_step(&mut ops, supervision, self.rows_max(), rows);
         }
         let StepPlaces { parameters, gradients, first_moment, second_moment, .. } = self.places;
         let update = AdamWParameters {
@@ -303,23 +384,85 @@ impl Program {
         ops.adamw(parameters, gradients, first_moment, second_moment, &update);
         ops.sum_of_squares(gradients);
         ops.fill(gradients, 0.0);
-        Counters { scratch_bytes: scratch_bytes.max(ops.counters().scratch_bytes), ..longest }
+        Planned { phases: longest, scratch_bytes: ops.counters().scratch_bytes }
     }
 
-    pub(super) fn memory_plan(&self, planned: Counters, supervision_bytes: usize) -> MemoryPlan {
-        let tables: usize = self.ropes.iter().map(RopeTable::byte_len).sum();
-        let mut items = vec![("frozen weights", self.model.weights_bytes())];
+    /// Counts one step of `rows` rows of which the last `supervised` predict a supervised token.
+    pub(crate) fn dry_step(
+        &self,
+        ops: &mut Ops,
+        supervision: &mut Supervision,
+        rows: usize,
+        supervised: usize,
+    ) -> StepPhases {
+        let tokens = vec![0; rows + 1];
+        let mask: Vec<bool> = (0..=rows).map(|index| index > rows - supervised).collect();
+        let pass = self.pass(&tokens, &mask, Some(0), supervision);
+        let pass = pass.expect("zeros of a planned length are a valid text");
+        self.step(ops, &pass, supervision, 1.0, &mut Prefix::Computed).1
+    }
+
+    pub(crate) fn memory_plan(&self, planned: &Planned, supervision_bytes: usize) -> MemoryPlan {
+        let weights = self.weights_in_memory();
+        let name = match self.options.memory.weights {
+            WeightsPlace::Resident => "frozen weights",
+            WeightsPlace::Streamed => "frozen weights, the most at a time",
+        };
+        let mut items = vec![(name, (weights.anonymous_bytes + weights.mapped_bytes) as usize)];
         items.extend_from_slice(&self.places.items);
         items.push(("scratch of the ops", planned.scratch_bytes));
-        items.push(("rotary tables, positions and targets", tables + self.positions.len() * 4 + supervision_bytes));
+        items.push(("rotary tables, positions and targets", self.tables.bytes() + supervision_bytes));
         MemoryPlan {
             items,
             arena_bytes: self.places.arena.peak_bytes(),
             scratch_bytes: planned.scratch_bytes,
             weights_bytes: self.model.weights_bytes(),
-            macs: planned,
+            weights,
+            macs: planned.phases.macs(),
+            phases: planned.phases,
         }
     }
+
+    fn weights_in_memory(&self) -> ResidentBytes {
+        let all = self.model.resident_bytes();
+        match self.options.memory.weights {
+            WeightsPlace::Resident => all,
+            WeightsPlace::Streamed => ResidentBytes { mapped_bytes: self.model.streamed_bytes_max() as u64, ..all },
+        }
+    }
+}
+
+/// What a dry run found.
+pub(crate) struct Planned {
+    /// The work of the longest step with every token supervised.
+    pub(crate) phases: StepPhases,
+    /// The most scratch that any call at any length asked for.
+    pub(crate) scratch_bytes: usize,
+}
+
+/// More threads than this are a slip of the keyboard, and each takes memory.
+const THREADS_MAX: usize = 1024;
+
+/// Refuses what no session can run with.
+pub(crate) fn check_options(model: &Model, options: &StepOptions) -> Result<(), ModelError> {
+    let invalid = |option, found: usize, expected| {
+        Err(ModelError::OptionInvalid { option, found: found.to_string(), expected })
+    };
+    if options.tokens_max < 2 {
+        return invalid("tokens_max", options.tokens_max, "at least 2");
+    }
+    if !(1..=THREADS_MAX).contains(&options.ops.threads) {
+        return invalid("threads", options.ops.threads, "1 to 1024");
+    }
+    let limit = model.config().context_tokens_max;
+    if options.tokens_max > limit {
+        return Err(ModelError::TooManyTokens { tokens: options.tokens_max, limit, of: "the model's context" });
+    }
+    if options.memory.weights == WeightsPlace::Streamed && model.mapped_bytes() == 0 {
+        let expected = "weights that are mapped from a file: these are in memory, without a packed cache";
+        return Err(ModelError::OptionInvalid { option: "weights", found: "streamed".into(), expected });
+    }
+    Ok(())
 }
 
 /// Lengths from 1 to `longest` at which ops may choose differently: around every power of two.

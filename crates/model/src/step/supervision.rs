@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use crate::step::{SelectRows, StepOptions};
 
 /// Which rows predict a supervised token, and how well. Room for the longest example is taken once.
-pub(super) struct Supervision {
+pub(crate) struct Supervision {
     /// Rows that predict a supervised token, rising.
     pub(super) rows: Vec<u32>,
     /// What each row of the head has to predict.
@@ -14,14 +14,14 @@ pub(super) struct Supervision {
 }
 
 impl Supervision {
-    pub(super) fn new(rows_max: usize) -> Self {
+    pub(crate) fn new(rows_max: usize) -> Self {
         Self {
             rows: Vec::with_capacity(rows_max),
             targets: Vec::with_capacity(rows_max),
             losses: Vec::with_capacity(rows_max),
         }
     }
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         (self.rows.capacity() + self.targets.capacity() + self.losses.capacity()) * size_of::<u32>()
     }
 
