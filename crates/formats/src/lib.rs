@@ -29,7 +29,8 @@ pub use describe::{ModelSummary, TensorSummary, describe_model};
 pub use error::FormatError;
 pub use gguf::GgufTokenizer;
 pub use load::{
-    CacheMode, CacheReport, LoadOptions, LoadProgress, LoadStage, LoadedModel, LoadedTensor, load_model, map_through_file,
+    CacheMode, CacheReport, LoadOptions, LoadProgress, LoadStage, LoadedModel, LoadedTensor, load_model,
+    map_through_file,
 };
 pub use model_source::{SourceDescription, TokenizerSource, format_names};
 pub use special_tokens::SpecialTokens;

@@ -14,7 +14,9 @@ use crate::lora::{self, BlockLora, FrozenStack};
 use crate::plan::{Activations, FrozenPlaces, Itemized, MemoryPlan};
 use crate::projection::Projection;
 use crate::sampling::{Sampler, SamplingOptions};
-use crate::step::{StepPhases, TokenLosses, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
+use crate::step::{
+    StepPhases, TokenLosses, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths,
+};
 use crate::weights::Model;
 
 /// The most rows that go through the model at once: enough to fill the products, few enough to stay small.

@@ -29,13 +29,16 @@ pub use config::{BlockConfig, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Generator, GeneratorOptions};
 pub use plan::{
-    BoundaryType, MemoryChoice, MemoryPlan, PlanRequest, PlannedStep, ResidentBytes, WeightsPlace, WorkShare, WorkShares,
-    plan_step, work_shares,
+    BoundaryType, MemoryChoice, MemoryPlan, PlanRequest, PlannedStep, ResidentBytes, WeightsPlace, WorkShare,
+    WorkShares, plan_step, work_shares,
 };
 pub use projection::Projection;
 pub use random::Random;
 pub use rope::RopeConfig;
 pub use sampling::SamplingOptions;
-pub use step::{NamedGradient, NecessaryWork, SelectRows, StepLoss, StepOptions, TokenLosses, TrainingSession};
+pub use step::{
+    NamedGradient, NecessaryWork, Phase, PhaseCost, Prefix, SelectRows, StepLoss, StepOptions, StepPhases, TokenLosses,
+    TrainingSession,
+};
 pub use synthetic::{SyntheticPlace, SyntheticWeights, synthetic_model};
 pub use weights::Model;

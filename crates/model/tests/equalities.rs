@@ -69,10 +69,10 @@ fn what_is_kept_in_float32_changes_no_bit() {
                 MemoryChoice { checkpoint_blocks: 2, ..per_block },
                 MemoryChoice { checkpoint_blocks: 3, ..per_block },
             ] {
-                assert_eq!(with(memory), kept, "{name} {memory}");
+                assert!(with(memory) == kept, "{name} {memory}");
                 let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
                 let whole = step(model, &adapter, StepOptions { memory, necessary_work: necessary, ..options });
-                assert_eq!(whole, kept, "{name} {memory}, run again as a whole");
+                assert!(whole == kept, "{name} {memory}, run again as a whole");
             }
         }
     });
@@ -81,7 +81,8 @@ fn what_is_kept_in_float32_changes_no_bit() {
 #[test]
 fn bfloat16_boundaries_move_gradients_a_little_and_losses_not_at_all() {
     for_each_case(|name, model, options| {
-        let adapter = tiny::adapter(model, tiny::spec(&Projection::ALL, 0..tiny::BLOCKS));
+        let adapter =
+            tiny::adapter(model, tiny::spec(&[Projection::Query, Projection::Value, Projection::Up], 0..tiny::BLOCKS));
         let (loss, gradients) = step(model, &adapter, options);
         for (checkpoint_blocks, blocks_kept) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
             let boundaries = BoundaryType::Bfloat16;
@@ -93,7 +94,7 @@ fn bfloat16_boundaries_move_gradients_a_little_and_losses_not_at_all() {
             assert!(difference > 0.0 && difference < 2f64.powi(-5), "{name} {memory}: {difference}");
             let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
             let whole = step(model, &adapter, StepOptions { memory, necessary_work: necessary, ..options });
-            assert_eq!(whole, found, "{name} {memory}, run again as a whole");
+            assert!(whole == found, "{name} {memory}, run again as a whole");
         }
     });
 }

@@ -9,6 +9,7 @@ mod counted_work;
 mod equalities;
 mod generation;
 mod gradients;
+mod memory;
 mod oracle;
 mod real_model;
 mod stacked;

@@ -12,7 +12,9 @@ use super::{BoundaryType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace,
 use crate::adapter::AdapterSpec;
 use crate::error::ModelError;
 use crate::lora::FrozenStack;
-use crate::step::{NecessaryWork, Planned, Program, SelectRows, StepOptions, StepPhases, Supervision, Tables, check_options};
+use crate::step::{
+    NecessaryWork, Planned, Program, SelectRows, StepOptions, StepPhases, Supervision, Tables, check_options,
+};
 use crate::weights::Model;
 
 /// What is to be planned.
@@ -146,7 +148,8 @@ pub fn work_shares(
         ),
         ("values kept instead of run again", work, per_block),
     ];
-    let items = items.into_iter().map(|(item, work, memory)| Ok(WorkShare { item, macs_without: count(work, memory)? }));
+    let items =
+        items.into_iter().map(|(item, work, memory)| Ok(WorkShare { item, macs_without: count(work, memory)? }));
     Ok(WorkShares {
         macs: count(work, memory)?,
         macs_full: count(NecessaryWork::ALL_WORK, per_block)?,

@@ -16,9 +16,12 @@ use crate::error::ModelError;
 use crate::lora::FrozenStack;
 use crate::plan::{MemoryChoice, MemoryPlan, StepPlaces};
 use crate::weights::Model;
-pub(crate) use program::{Planned, Program, Tables, check_options, attention_shape, check_tokens, check_vocabulary, rope_tables, sampled_lengths};
-pub(crate) use supervision::Supervision;
 pub use phases::{Phase, PhaseCost, StepPhases};
+pub(crate) use program::{
+    Planned, Program, Tables, attention_shape, check_options, check_tokens, check_vocabulary, rope_tables,
+    sampled_lengths,
+};
+pub(crate) use supervision::Supervision;
 pub use work::{NecessaryWork, SelectRows};
 
 /// How a session runs.

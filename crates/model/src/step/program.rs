@@ -445,9 +445,8 @@ const THREADS_MAX: usize = 1024;
 
 /// Refuses what no session can run with.
 pub(crate) fn check_options(model: &Model, options: &StepOptions) -> Result<(), ModelError> {
-    let invalid = |option, found: usize, expected| {
-        Err(ModelError::OptionInvalid { option, found: found.to_string(), expected })
-    };
+    let invalid =
+        |option, found: usize, expected| Err(ModelError::OptionInvalid { option, found: found.to_string(), expected });
     if options.tokens_max < 2 {
         return invalid("tokens_max", options.tokens_max, "at least 2");
     }

@@ -1,0 +1,298 @@
+//! Plans of memory: what is chosen, what it takes, and that streamed weights and kept prefixes change nothing.
+
+use std::sync::Arc;
+
+use kernels::{CountingAllocator, Isa, OpsOptions, Precision};
+use model::{
+    AdapterSpec, AdapterWeights, BoundaryType, MemoryChoice, Model, ModelConfig, ModelError, NecessaryWork,
+    PlanRequest, PlannedStep, Prefix, Projection, ResidentBytes, SelectRows, StepOptions, SyntheticPlace,
+    SyntheticWeights, TrainingSession, WeightsPlace, plan_step, synthetic_model, work_shares,
+};
+use serde_json::json;
+
+use crate::tiny;
+
+/// A model of eight blocks, wide enough that its memory is more than rounding.
+fn config() -> ModelConfig {
+    ModelConfig::from_json(&json!({
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
+    }))
+    .expect("a valid configuration")
+}
+
+fn synthetic(place: SyntheticPlace) -> Arc<Model> {
+    Arc::new(synthetic_model(&config(), &SyntheticWeights::default(), place).expect("a model"))
+}
+
+fn ops() -> OpsOptions {
+    OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::A16 }
+}
+
+fn spec() -> AdapterSpec {
+    AdapterSpec { rank: 8, ..tiny::spec(&[Projection::Query, Projection::Value], 0..8) }
+}
+
+fn text(tokens: usize) -> (Vec<u32>, Vec<bool>) {
+    ((0..tokens).map(|index| (index * 37 % 512) as u32).collect(), vec![true; tokens])
+}
+
+fn planned(
+    model: &Arc<Model>,
+    spec: &AdapterSpec,
+    tokens: usize,
+    budget: Option<u64>,
+) -> Result<PlannedStep, ModelError> {
+    plan_step(model, &PlanRequest { ops: ops(), budget_bytes: budget, ..PlanRequest::new(spec, tokens) })
+}
+
+#[test]
+fn synthetic_models_have_their_shape_and_repeat() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("weights.packed");
+    let (memory, file) = (synthetic(SyntheticPlace::Memory), synthetic(SyntheticPlace::File(&path)));
+    let blocks = 8 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 320);
+    assert_eq!(memory.parameter_count(), 512 * 128 + blocks + 17 * 128);
+    assert_eq!((memory.mapped_bytes(), file.weights_bytes()), (0, memory.weights_bytes()));
+    assert!(file.mapped_bytes() > file.weights_bytes() * 9 / 10, "all but the norms is mapped");
+    let step = |model: &Arc<Model>| {
+        let adapter = AdapterWeights::initialized(model.config(), spec(), 3).expect("a valid spec");
+        let mut session = tiny::session(model, &adapter, StepOptions { ops: ops(), ..StepOptions::new(40) });
+        let (tokens, mask) = text(40);
+        let loss = session.step(&tokens, &mask, 1.0, 0).expect("a step").loss_sum;
+        (loss, session.flat_gradients().to_vec())
+    };
+    let found = step(&memory);
+    assert!(found.0.is_finite() && found.0 > 39.0, "random weights know nothing: {}", found.0);
+    assert!(step(&file) == found, "mapped weights are other weights");
+    let planned_only = synthetic(SyntheticPlace::Planned);
+    assert_eq!(planned_only.weights_bytes(), memory.weights_bytes());
+    let choice = |model| planned(model, &spec(), 40, None).expect("a plan");
+    assert_eq!(choice(&planned_only).plan.macs, choice(&memory).plan.macs);
+}
+
+#[test]
+fn streamed_weights_change_no_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = synthetic(SyntheticPlace::File(&folder.path().join("weights.packed")));
+    let adapter = AdapterWeights::initialized(model.config(), spec(), 3).expect("a valid spec");
+    let (tokens, mask) = text(40);
+    let step = |memory| {
+        let options = StepOptions { ops: ops(), memory, ..StepOptions::new(40) };
+        let mut session = tiny::session(&model, &adapter, options);
+        let loss = session.step(&tokens, &mask, 1.0, 0).expect("a step");
+        (loss, session.flat_gradients().to_vec())
+    };
+    let resident = MemoryChoice::default();
+    let streamed = MemoryChoice { weights: WeightsPlace::Streamed, ..resident };
+    for streamed in [streamed, MemoryChoice { checkpoint_blocks: 3, ..streamed }] {
+        assert!(step(streamed) == step(resident), "{streamed}");
+    }
+
+    let in_memory = synthetic(SyntheticPlace::Memory);
+    let options = StepOptions { ops: ops(), memory: streamed, ..StepOptions::new(40) };
+    let error = TrainingSession::new(in_memory, &adapter, options).err().expect("nothing to stream from");
+    assert!(error.to_string().contains("mapped from a file"), "{error}");
+}
+
+#[test]
+fn a_smaller_budget_gives_a_slower_plan_that_fits() {
+    /// Long enough that plans differ by more than the rounding to huge pages.
+    const TOKENS: usize = 4096;
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = synthetic(SyntheticPlace::File(&folder.path().join("weights.packed")));
+    let spec = spec();
+    let fastest = planned(&model, &spec, TOKENS, None).expect("no budget");
+    assert_eq!(fastest.options.memory, MemoryChoice { blocks_kept: 8, ..MemoryChoice::default() });
+    let mut kinds = std::collections::BTreeSet::new();
+    let mut last = fastest.clone();
+    let smallest = loop {
+        let budget = last.peak.total() - 1;
+        match planned(&model, &spec, TOKENS, Some(budget)) {
+            Ok(next) => {
+                assert!(next.peak.total() <= budget, "{} of {budget}", next.peak.total());
+                assert!(next.cost >= last.cost, "{} is not slower than {}", next.options.memory, last.options.memory);
+                let memory = next.options.memory;
+                kinds.insert(("attention kept", memory.attentions_kept > 0));
+                kinds.insert(("some blocks kept", memory.blocks_kept > 1));
+                kinds.insert(("bfloat16", memory.boundaries == BoundaryType::Bfloat16));
+                kinds.insert(("groups", memory.checkpoint_blocks > 1));
+                kinds.insert(("streamed", memory.weights == WeightsPlace::Streamed));
+                last = next;
+            }
+            Err(error) => break error,
+        }
+    };
+    for kind in ["attention kept", "some blocks kept", "bfloat16", "groups", "streamed"] {
+        assert!(kinds.contains(&(kind, true)), "no budget chose {kind}");
+    }
+    let ModelError::NothingFits { budget_bytes, tokens, needed_bytes, tokens_that_fit, blocks_that_fit } = smallest
+    else {
+        panic!("{smallest}")
+    };
+    assert_eq!((budget_bytes, tokens, needed_bytes), (last.peak.total() - 1, TOKENS, last.peak.total()));
+    let tokens = tokens_that_fit.expect("shorter examples fit");
+    assert!(planned(&model, &spec, tokens, Some(budget_bytes)).is_ok());
+    assert!(planned(&model, &spec, tokens + 1, Some(budget_bytes)).is_err());
+    let blocks = blocks_that_fit.expect("fewer blocks fit");
+    let last_blocks = |count: usize| AdapterSpec { blocks: 8 - count..8, ..spec.clone() };
+    assert!(planned(&model, &last_blocks(blocks), TOKENS, Some(budget_bytes)).is_ok());
+    assert!(planned(&model, &last_blocks(blocks + 1), TOKENS, Some(budget_bytes)).is_err());
+
+    let error = planned(&model, &spec, TOKENS, Some(1000)).expect_err("a kilobyte");
+    assert!(error.to_string().contains("neither shorter examples nor fewer adapted blocks"), "{error}");
+}
+
+#[test]
+fn a_plan_with_given_boundaries_keeps_them_and_bad_requests_are_named() {
+    let model = synthetic(SyntheticPlace::Planned);
+    let spec = spec();
+    let request = PlanRequest { ops: ops(), ..PlanRequest::new(&spec, 256) };
+    let halves = PlanRequest { boundaries: Some(BoundaryType::Bfloat16), ..request.clone() };
+    let planned = plan_step(&model, &halves).expect("no budget");
+    assert_eq!(planned.options.memory.boundaries, BoundaryType::Bfloat16);
+    let program = ResidentBytes { anonymous_bytes: 10 << 20, mapped_bytes: 5 << 20 };
+    let with_program = plan_step(&model, &PlanRequest { program, ..halves }).expect("no budget");
+    assert_eq!(with_program.peak.total(), planned.peak.total() + (15 << 20));
+
+    let refused = |request: PlanRequest| plan_step(&model, &request).expect_err("refused").to_string();
+    let threads = |threads| PlanRequest { ops: OpsOptions { threads, ..ops() }, ..request.clone() };
+    assert!(refused(threads(0)).contains("threads is 0, expected 1 to 1024"));
+    assert!(refused(threads(100_000)).contains("threads is 100000"));
+    let tokens = |tokens_max| PlanRequest { tokens_max, ..request.clone() };
+    assert!(refused(tokens(1)).contains("tokens_max is 1"));
+    assert!(refused(tokens(5000)).contains("4096 is the limit of the model's context"));
+}
+
+#[test]
+fn memory_grows_linearly_with_tokens() {
+    let model = synthetic(SyntheticPlace::Planned);
+    for memory in [MemoryChoice::default(), MemoryChoice::keep_everything()] {
+        let activations = |tokens_max: usize| {
+            let adapter = AdapterWeights::initialized(model.config(), spec(), 3).expect("a valid spec");
+            let options = StepOptions { ops: ops(), memory, ..StepOptions::new(tokens_max) };
+            let shares = work_shares(&model, &adapter.spec, &options, tokens_max, tokens_max).expect("counts");
+            assert!(shares.macs > 0);
+            let boundaries = Some(BoundaryType::Float32);
+            let request = PlanRequest { ops: ops(), boundaries, ..PlanRequest::new(&adapter.spec, tokens_max) };
+            plan_step(&model, &request).expect("no budget").plan.total_bytes() - model.weights_bytes()
+        };
+        let (short, long) = (activations(1024), activations(4096));
+        assert!(long < 4 * short + short / 10, "{short} bytes at 1024 tokens, {long} at 4096");
+    }
+}
+
+/// Anonymous resident bytes of this process.
+fn anonymous_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_session_takes_what_was_planned_and_steps_allocate_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = synthetic(SyntheticPlace::File(&folder.path().join("weights.packed")));
+    let adapter = AdapterWeights::initialized(model.config(), spec(), 3).expect("a valid spec");
+    let budget = planned(&model, &adapter.spec, 2048, None).expect("a plan").peak.total() * 6 / 10;
+    for budget in [None, Some(budget)] {
+        let planned = planned(&model, &adapter.spec, 2048, budget).expect("a plan");
+        let before = anonymous_bytes();
+        let mut session = tiny::session(&model, &adapter, planned.options);
+        assert_eq!(session.plan().items, planned.plan.items);
+        let (tokens, mask) = text(2048);
+        let allocations = CountingAllocator::count(|| {
+            session.step(&tokens, &mask, 1.0, 0).expect("a step");
+        });
+        assert_eq!(allocations, 0);
+        let taken = anonymous_bytes().saturating_sub(before);
+        let expected = planned.peak.anonymous_bytes;
+        // Other tests of this program run at the same time and take and give megabytes of their own.
+        let others = 24 << 20;
+        assert!(taken <= expected + others && taken + others >= expected * 9 / 10, "{taken} bytes for {expected}");
+    }
+}
+
+#[test]
+fn a_kept_prefix_changes_no_bit() {
+    for family in tiny::FAMILIES {
+        let model = tiny::model(family);
+        let mut spec = tiny::spec(&Projection::ALL, 2..3);
+        spec.dropout = 0.2;
+        let adapter = tiny::adapter(&model, spec);
+        for boundaries in [BoundaryType::Float32, BoundaryType::Bfloat16] {
+            let memory = MemoryChoice { boundaries, ..MemoryChoice::default() };
+            let mut session = tiny::session(&model, &adapter, StepOptions { memory, ..tiny::options(Precision::A16) });
+            assert_eq!(session.prefix_blocks(), 2);
+            let (tokens, mask) = tiny::text(29);
+            let step = |session: &mut TrainingSession, prefix: Prefix| {
+                session.zero_gradients();
+                session.reset_counters();
+                let loss = session.step_from(prefix, &tokens, &mask, 1.0, 5).expect("a step");
+                (loss, session.flat_gradients().to_vec(), session.counters().frozen_macs)
+            };
+            let (loss, gradients, macs) = step(&mut session, Prefix::Computed);
+            let mut prefix = Vec::new();
+            let observed = step(&mut session, Prefix::Observed(&mut |values| prefix = values.to_vec()));
+            assert!(observed == (loss, gradients.clone(), macs), "{family} {memory}: observing changes the step");
+            assert_eq!(prefix.len(), session.prefix_values(&tokens, &mask).expect("a text"));
+            // Other texts in between leave nothing behind.
+            session.step(&tokens[..12], &mask[..12], 1.0, 1).expect("a step");
+            let given = step(&mut session, Prefix::Given(&prefix));
+            assert!((given.0, given.1) == (loss, gradients), "{family} {memory}");
+            let row: usize =
+                Projection::ALL.map(|projection| projection.shape(model.config())).map(|(n, k)| n * k).iter().sum();
+            assert_eq!(macs - given.2, 2 * 28 * row as u64, "two blocks of 28 rows were not run");
+            let computed = session.loss(&tokens, &mask).expect("losses");
+            assert_eq!(session.loss_from(Prefix::Given(&prefix), &tokens, &mask).expect("losses"), computed);
+            let error = session.step_from(Prefix::Given(&prefix[1..]), &tokens, &mask, 1.0, 5).expect_err("too short");
+            assert!(error.to_string().contains("kept prefix has"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn shares_of_necessary_work_follow_the_formulas() {
+    let model = synthetic(SyntheticPlace::Planned);
+    let spec = AdapterSpec { blocks: 6..8, ..spec() };
+    let options = StepOptions { ops: ops(), ..StepOptions::new(65) };
+    let (rows, supervised) = (64u64, 16u64);
+    let shares = work_shares(&model, &spec, &options, 65, 16).expect("counts");
+    let without = |item: &str| {
+        let share = shares.items.iter().find(|share| share.item.contains(item)).expect("an item");
+        share.macs_without - shares.macs
+    };
+    // Sizes of the configuration above, by hand.
+    let (query, key, feed_forward) = (128 * 128, 128 * 64, 128 * 320);
+    let block = 2 * query + 2 * key + 3 * feed_forward;
+    let rows_left_out = rows - supervised;
+    let pairs = |queries: std::ops::RangeInclusive<u64>| queries.sum::<u64>();
+    let (all_pairs, left_out_pairs) = (pairs(1..=64), pairs(1..=48));
+    // q and o, gate, up and down both ways; attention 2 forward and 5 backward products; the query adapter of rank 8
+    // both ways: A and B forward, three products and the input's gradient backward.
+    let last_block = rows_left_out * (2 * (2 * query + 3 * feed_forward) + 8 * 128 * (2 + 4));
+    let attention = (2 + 5) * left_out_pairs * 128;
+    assert_eq!(without("through the last block"), last_block + attention);
+    assert_eq!(without("logits only"), last_block + attention + 2 * rows_left_out * 512 * 128);
+    assert_eq!(without("only what backward reads"), rows * feed_forward);
+    // Gradients of the first adapted block's input: q, k, v, dK, and the adapters of q and v.
+    let own = rows * (query + 2 * key) + all_pairs * 128 + 2 * rows * 8 * 128;
+    assert_eq!(without("gradients that an adapter is behind"), own);
+    // Six blocks run again without down, and back whole: dP, dQ, dK, dV and scores.
+    let again = rows * (block - feed_forward) + 2 * all_pairs * 128;
+    let back = rows * block + 5 * all_pairs * 128;
+    assert_eq!(without("stops at the first adapted block"), own + 6 * (again + back));
+    assert_eq!(without("kept instead"), 0, "nothing is kept here");
+    let keeping = StepOptions { memory: MemoryChoice::keep_everything(), ..options };
+    let kept = work_shares(&model, &spec, &keeping, 65, 16).expect("counts");
+    let one_block_again = again + rows * 8 * (2 * 128 + 128 + 64);
+    assert_eq!(kept.items.last().expect("items").macs_without - kept.macs, one_block_again);
+    let everything = NecessaryWork::ALL_WORK;
+    assert_eq!(everything.select_rows, SelectRows::Never);
+    let all =
+        work_shares(&model, &spec, &StepOptions { necessary_work: everything, ..options }, 65, 16).expect("counts");
+    assert_eq!((all.macs, all.macs_full), (shares.macs_full, shares.macs_full));
+    assert!(shares.macs < shares.macs_full / 2);
+}
