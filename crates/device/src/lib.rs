@@ -8,11 +8,14 @@ mod disk;
 mod machine;
 mod memory;
 mod sensors;
+pub mod simulated;
 mod slowdown;
 
 pub use clock::{Stopwatch, local_minute, unix_time_seconds};
 pub use disk::free_disk_bytes;
 pub use machine::Machine;
 pub use memory::{ProcessMemory, available_memory_bytes, physical_memory_bytes};
-pub use sensors::{Absent, Battery, BatteryState, EnergySource, NoSensors, Quantity, Reading, Sensors, system_sensors};
+pub use sensors::{
+    Absent, Battery, BatteryState, EnergySource, LinuxSensors, NoSensors, Quantity, Reading, Sensors, system_sensors,
+};
 pub use slowdown::Slowdown;

@@ -3,6 +3,7 @@
 mod commands;
 mod evaluation;
 mod failure;
+mod governing;
 mod model_store;
 mod preparation;
 mod serving;
@@ -36,7 +37,7 @@ First steps:
   selftune eval --run runs/me                              compare: base, retrieval, adapter, both
 
 Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a model, history, adapter or configuration cannot be used;
-130 interrupted, with everything saved.";
+130 interrupted, with everything saved (also out of a hold).";
 
 fn main() -> ExitCode {
     let command_line = CommandLine::parse();

@@ -201,6 +201,15 @@ pub fn human_seconds(seconds: f64) -> String {
     }
 }
 
+/// `850 J`, `26.2 kJ`, `1.20 MJ`.
+pub fn human_joules(joules: f64) -> String {
+    match joules {
+        j if j >= 1e6 => format!("{:.2} MJ", j / 1e6),
+        j if j >= 1e3 => format!("{:.1} kJ", j / 1e3),
+        j => format!("{j:.0} J"),
+    }
+}
+
 /// `12,345`.
 pub fn human_count(count: u64) -> String {
     let digits = count.to_string();
@@ -222,6 +231,7 @@ mod tests {
     fn units_read_well() {
         assert_eq!(human_bytes(999), "999 B");
         assert_eq!(human_bytes(98_362_432), "98.4 MB");
+        assert_eq!((human_joules(850.4), human_joules(26_200.0)), ("850 J".into(), "26.2 kJ".into()));
         assert_eq!(human_seconds(3.21), "3.2 s");
         assert_eq!(human_seconds(59.8), "1 min 00 s");
         assert_eq!(human_seconds(200.0), "3 min 20 s");

@@ -2,7 +2,7 @@
 
 use crate::failure::{ExitStatus, Failure};
 use crate::preparation::{HoldOut, Preparation};
-use crate::terminal::{Terminal, human_bytes, human_count, human_seconds};
+use crate::terminal::{Terminal, human_bytes, human_count, human_joules, human_seconds};
 use crate::workbench::{AdapterBelow, HistoryChoice, ModelChoice, Workbench};
 use eval::report::{Cost, Fact, ReportInputs, TrainingCurves};
 use model::AdapterStack;
@@ -121,6 +121,20 @@ pub fn train_with_progress(
                 bar.suspend(|| terminal.remark(message));
             }
             TrainEvent::Saved { .. } => {}
+            TrainEvent::Held(hold) => {
+                let waits: Vec<_> = hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect();
+                bar.suspend(|| {
+                    terminal.remark(format!("on hold, everything is saved; waiting for {}", waits.join("; and ")))
+                });
+            }
+            TrainEvent::Waiting { waits } => {
+                let waits: Vec<_> = waits.iter().map(|wait| wait.waits_for.as_str()).collect();
+                bar.set_message(format!("waiting for {}", waits.join("; and ")));
+            }
+            TrainEvent::WentOn { held_seconds } => {
+                bar.suspend(|| terminal.remark(format!("going on after a hold of {}", human_seconds(*held_seconds))));
+                bar.reset_eta();
+            }
             TrainEvent::Finished(_) => bar.finish_and_clear(),
         }
         if stop_asked() { Control::Stop } else { Control::Continue }
@@ -143,6 +157,7 @@ fn training_failure(error: train::TrainError) -> Failure {
         | MaskLength { .. }
         | Begun { .. }
         | Mismatch { .. }
+        | SensorMissing { .. }
         | Config(_)
         | Model(_)
         | Run(_) => ExitStatus::BadInput,
@@ -216,6 +231,16 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, te
         human_count(outcome.tokens),
         human_seconds(outcome.seconds)
     ));
+    if let Some(energy_j) = outcome.energy_j {
+        let per_token = energy_j / outcome.tokens.max(1) as f64;
+        terminal.line(format!(
+            "  {} used while it ran, {per_token:.3} J a token, idle power included",
+            human_joules(energy_j)
+        ));
+    }
+    if outcome.held_seconds > 0.0 {
+        terminal.line(format!("  {} on hold besides", human_seconds(outcome.held_seconds)));
+    }
     if let (Some(before), Some(best)) = (outcome.validation_before, outcome.validation_best) {
         terminal.line(format!(
             "  held-out loss {before:.3} before, {:.3} with the best adapter (update {})",

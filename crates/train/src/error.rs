@@ -47,6 +47,12 @@ pub enum TrainError {
     #[error("no gradient reaches {} of the adapter, so it would never learn: {}", count(matrices), list(matrices))]
     NoGradient { matrices: Vec<String> },
 
+    #[error(
+        "`{condition}` needs to know the {}, which cannot be read here: {reason}. Leave the condition out to train without it",
+        quantity.name()
+    )]
+    SensorMissing { condition: &'static str, quantity: device::Quantity, reason: String },
+
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::governor::Wait;
+use crate::hold::Hold;
 use crate::metrics::{StepReport, ValidationReport};
 use crate::outcome::TrainOutcome;
 use crate::plan::TrainPlan;
@@ -26,6 +28,17 @@ pub enum TrainEvent {
         step: u64,
         bytes: u64,
         seconds: f64,
+    },
+    /// Training is on hold; everything is saved. Comes again when the conditions that it waits for change.
+    Held(Hold),
+    /// Still on hold: comes several times a second, so that the watcher can stop the run at once. `waits` is as the
+    /// sensors said last.
+    Waiting {
+        waits: Vec<Wait>,
+    },
+    /// The hold is over.
+    WentOn {
+        held_seconds: f64,
     },
     /// The run has come to its end or was stopped; see [`crate::RunEnd`].
     Finished(TrainOutcome),

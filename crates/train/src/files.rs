@@ -139,6 +139,16 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
+/// Takes a file away durably. One that is not there is no error.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    let removed = crash::point().and_then(|()| fs::remove_file(path));
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(FileError::new("remove", path)(error)),
+        Ok(()) => sync_folder(path.parent().unwrap_or(Path::new("."))),
+    }
+}
+
 /// Replaces the content of `path` by `value` as indented JSON.
 pub(crate) fn replace_json(path: &Path, value: &impl serde::Serialize) -> Result<(), FileError> {
     let mut text =

@@ -18,7 +18,11 @@ mod events;
 #[cfg(test)]
 mod fake;
 mod files;
+pub mod governor;
+#[cfg(test)]
+mod governor_tests;
 mod hash;
+mod hold;
 mod learner;
 pub mod metrics;
 mod monitor;
@@ -38,7 +42,9 @@ pub use config::{ConfigError, PRESETS, Preset, Stage, TrainConfig};
 pub use error::TrainError;
 pub use events::{Control, TrainEvent};
 pub use files::FileError;
+pub use governor::{Governor, Limits, QuietHours, Wait};
 pub use hash::example_hash;
+pub use hold::Hold;
 pub use metrics::{StepReport, ValidationReport, read_metrics};
 pub use outcome::{RunEnd, TrainOutcome};
 pub use plan::{PlannedMemory, TimeEstimate, TrainPlan};

@@ -79,11 +79,13 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the file for a run whose saved state has done `step` updates, none without a state, and cuts off what came
-    /// after it.
-    pub fn open(path: &Path, step: Option<u64>) -> Result<Metrics, FileError> {
+    /// Opens the file for a run whose saved state has done `step` updates, the last of its validations after `validated`
+    /// of them; none without a state. Cuts off what came after it.
+    pub fn open(path: &Path, step: Option<u64>, validated: Option<u64>) -> Result<Metrics, FileError> {
         let keep = match File::open(path) {
-            Ok(file) => step.map_or(Ok(0), |step| bytes_up_to(file, step)).map_err(FileError::new("read", path))?,
+            Ok(file) => {
+                step.map_or(Ok(0), |step| bytes_up_to(file, step, validated)).map_err(FileError::new("read", path))?
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
             Err(error) => return Err(FileError::new("open", path)(error)),
         };
@@ -104,18 +106,22 @@ impl Metrics {
     }
 }
 
-/// Length of the whole lines that belong to the first `step` updates.
-fn bytes_up_to(file: File, step: u64) -> std::io::Result<u64> {
+/// Length of the whole lines that belong to the first `step` updates and to the validations up to `validated`.
+fn bytes_up_to(file: File, step: u64, validated: Option<u64>) -> std::io::Result<u64> {
     #[derive(Deserialize)]
     struct Any {
+        event: String,
         step: u64,
     }
+    let is_saved = |line: Any| {
+        line.step <= step && (line.event != "validation" || validated.is_some_and(|validated| line.step <= validated))
+    };
     let mut reader = BufReader::new(file);
     let (mut keep, mut line) = (0, Vec::new());
     loop {
         line.clear();
         let len = reader.read_until(b'\n', &mut line)?;
-        let is_kept = line.ends_with(b"\n") && serde_json::from_slice::<Any>(&line).is_ok_and(|line| line.step <= step);
+        let is_kept = line.ends_with(b"\n") && serde_json::from_slice::<Any>(&line).is_ok_and(is_saved);
         if !is_kept {
             return Ok(keep);
         }
@@ -178,7 +184,7 @@ mod tests {
     fn a_resumed_run_cuts_what_it_will_do_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut metrics = Metrics::open(&path, None).unwrap();
+        let mut metrics = Metrics::open(&path, None, None).unwrap();
         metrics.write(Line::Validation(&validation(0))).unwrap();
         for number in 1..=3 {
             metrics.write(Line::Step(&step(number))).unwrap();
@@ -189,17 +195,23 @@ mod tests {
         // Torn last lines, and zeros where a power cut lost the content.
         for tail in [&b""[..], b"{\"event\": \"step\", \"step\": 2", b"\0\0\0\0\n", b"\n"] {
             std::fs::write(&path, [&whole, tail].concat()).unwrap();
-            drop(Metrics::open(&path, Some(3)).unwrap());
+            drop(Metrics::open(&path, Some(3), Some(3)).unwrap());
             assert_eq!(std::fs::read(&path).unwrap(), whole);
         }
-        let mut metrics = Metrics::open(&path, Some(2)).unwrap();
+        let mut metrics = Metrics::open(&path, Some(2), Some(2)).unwrap();
         metrics.write(Line::Step(&step(3))).unwrap();
         let (steps, validations) = read_metrics(&path).unwrap();
         assert_eq!(steps, [step(1), step(2), step(3)]);
         assert_eq!(validations, [validation(0), validation(1), validation(2)]);
-        drop(Metrics::open(&path, Some(0)).unwrap());
+        drop(Metrics::open(&path, Some(2), Some(1)).unwrap());
+        assert_eq!(
+            read_metrics(&path).unwrap().1,
+            [validation(0), validation(1)],
+            "the state has not validated update 2"
+        );
+        drop(Metrics::open(&path, Some(0), Some(0)).unwrap());
         assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![validation(0)]));
-        drop(Metrics::open(&path, None).unwrap());
+        drop(Metrics::open(&path, None, None).unwrap());
         assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![]));
     }
 }

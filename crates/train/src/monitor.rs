@@ -20,6 +20,16 @@ impl<'a> Monitor<'a> {
         &self.reading
     }
 
+    /// Lets time pass without training.
+    pub fn wait(&mut self, duration: std::time::Duration) {
+        self.sensors.wait(duration);
+        self.slowdown.interrupt();
+    }
+
+    pub fn absent(&self) -> Vec<device::Absent> {
+        self.sensors.absent()
+    }
+
     pub fn last(&self) -> &Reading {
         &self.reading
     }

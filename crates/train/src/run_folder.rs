@@ -9,6 +9,7 @@
 //! | `metrics.jsonl` | one line an update, one a validation (see [`crate::metrics`]) |
 //! | `state/` | what `--resume` goes on from |
 //! | `adapter/best`, `adapter/last` | adapters in PEFT layout |
+//! | `hold.json` | while the run is on hold: what it waits for and since when |
 //! | `summary.json` | how the run ended |
 //! | `lock` | held by the process that trains |
 
@@ -117,6 +118,8 @@ pub struct RunSummary {
     pub plan: Option<TrainPlan>,
     pub progress: Option<Progress>,
     pub outcome: Option<TrainOutcome>,
+    /// What the run waits for, if it is on hold.
+    pub hold: Option<crate::hold::Hold>,
     /// Said when the newest state was damaged.
     pub notice: Option<String>,
 }
@@ -248,6 +251,7 @@ impl RunFolder {
             plan: self.plan()?,
             progress,
             outcome,
+            hold: self.hold()?,
             notice,
         })
     }
@@ -397,7 +401,7 @@ fn read_text(path: &Path) -> Result<Option<String>, RunFolderError> {
     Ok(Some(text))
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RunFolderError> {
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RunFolderError> {
     let Some(text) = read_text(path)? else { return Ok(None) };
     let broken = |error: serde_json::Error| RunFolderError::Broken { path: path.to_owned(), what: error.to_string() };
     serde_json::from_str(&text).map(Some).map_err(broken)

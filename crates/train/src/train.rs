@@ -11,6 +11,7 @@ use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
+use crate::governor::{Governor, MissingSensor};
 use crate::hash::{example_hash, list_hash};
 use crate::learner::Learner;
 use crate::monitor::Monitor;
@@ -114,10 +115,17 @@ pub(crate) fn train_learner<L: Learner>(
     sensors: &mut dyn Sensors,
     observer: &mut dyn FnMut(&TrainEvent) -> Control,
 ) -> Result<TrainOutcome, TrainError> {
+    let monitor = Monitor::new(sensors);
+    let absent = monitor.absent();
+    if let Some(missing) = Governor::new(begin.config.limits()).missing(&absent).into_iter().next() {
+        let MissingSensor { condition, quantity, reason } = missing;
+        return Err(TrainError::SensorMissing { condition, quantity, reason });
+    }
     let _lock = run.lock()?;
     let list = ExampleList { training: listed(begin.examples), validation: listed(begin.validation) };
     let identity = identity(&begin, &list, &plan);
     let mut notices = notices(&begin);
+    notices.extend(absent_notice(&absent));
     let progress = match run.state()? {
         Some(_) if !resume => return Err(TrainError::Begun { path: run.path().to_owned() }),
         Some((state, fallback)) => {
@@ -172,7 +180,7 @@ pub(crate) fn train_learner<L: Learner>(
         Control::Continue if stop_asked => Control::Stop,
         answer => answer,
     };
-    Trainer::new(job, learner, progress, is_saved, Monitor::new(sensors), &mut observer)?.run()
+    Trainer::new(job, learner, progress, is_saved, monitor, &mut observer)?.run()
 }
 
 fn new_session(
@@ -257,6 +265,13 @@ fn notices(begin: &Begin) -> Vec<String> {
         notices.push("nothing is held out for validation: the last adapter counts as the best".to_owned());
     }
     notices
+}
+
+/// What the metrics of this run will lack, said once.
+fn absent_notice(absent: &[device::Absent]) -> Option<String> {
+    let names: Vec<&str> = absent.iter().map(|absent| absent.quantity.name()).collect();
+    let why = "`selftune inspect --machine` says why";
+    (!names.is_empty()).then(|| format!("not measured on this machine: {} ({why})", names.join(", ")))
 }
 
 /// The records that are not what they were, by name, where the run folder still lists them.

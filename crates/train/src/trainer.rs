@@ -1,6 +1,7 @@
 //! The training loop.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use data::Example;
 use device::{ProcessMemory, Stopwatch};
@@ -11,6 +12,8 @@ use crate::adapter_file::AdapterNotes;
 use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
+use crate::governor::{Governor, Wait};
+use crate::hold::Hold;
 use crate::learner::Learner;
 use crate::metrics::{Line, Metrics, StepReport, ValidationReport};
 use crate::monitor::Monitor;
@@ -23,6 +26,10 @@ use crate::state::{Identity, LossTotal, Progress, State, ValidationPoint, file a
 
 /// A save by the clock must have cost less than this part of the time since the one before it.
 const SAVE_COST_MAX: f64 = 0.01;
+
+/// On hold, the watcher is asked whether to stop so often, and the sensors what has changed.
+const ASK_SECONDS: f64 = 0.25;
+const LOOK_SECONDS: f64 = 5.0;
 
 /// Everything that stays the same during a run.
 pub(crate) struct Job<'a> {
@@ -49,6 +56,11 @@ pub(crate) struct Trainer<'a, L> {
     metrics: Metrics,
     pace: Pace,
     monitor: Monitor<'a>,
+    governor: Governor,
+    /// The hold that the run folder tells of.
+    hold: Option<Hold>,
+    /// Whether the watcher knows of it.
+    hold_is_told: bool,
     /// The update after which the state was last saved, and what that took.
     saved: Option<Saved>,
     session: Stopwatch,
@@ -58,8 +70,19 @@ pub(crate) struct Trainer<'a, L> {
 
 struct Saved {
     step: u64,
+    validations: usize,
     seconds: f64,
     since: Stopwatch,
+}
+
+impl Saved {
+    fn new(progress: &Progress, seconds: f64) -> Self {
+        Self { step: progress.step, validations: progress.validations.len(), seconds, since: Stopwatch::start() }
+    }
+    /// Whether this is all that there is to save.
+    fn is_of(&self, progress: &Progress) -> bool {
+        self.step == progress.step && self.validations == progress.validations.len()
+    }
 }
 
 impl<'a, L: Learner> Trainer<'a, L> {
@@ -76,13 +99,21 @@ impl<'a, L: Learner> Trainer<'a, L> {
         let updates = config.updates(job.examples.len());
         let order = DataOrder::new(config.seed, job.examples.len(), config.accumulation);
         let pass = order.window(progress.step).pass;
+        let saved = is_saved.then_some(&progress);
+        let hold = job.run.hold()?;
+        let mut governor = Governor::new(config.limits());
+        governor.go_back_to(hold.as_ref().map_or(&[], |hold| &hold.waits));
+        let validated = saved.and_then(|progress| progress.validations.last()).map(|last| last.step);
         Ok(Self {
             schedule: Schedule::new(config, updates),
             shuffled: (pass, order.shuffled(pass)),
-            metrics: Metrics::open(&job.run.metrics_path(), is_saved.then_some(progress.step))?,
+            metrics: Metrics::open(&job.run.metrics_path(), saved.map(|progress| progress.step), validated)?,
             pace: Pace::default(),
             monitor,
-            saved: is_saved.then(|| Saved { step: progress.step, seconds: 0.0, since: Stopwatch::start() }),
+            governor,
+            hold,
+            hold_is_told: false,
+            saved: saved.map(|progress| Saved::new(progress, 0.0)),
             session: Stopwatch::start(),
             stop_asked: false,
             job,
@@ -97,6 +128,10 @@ impl<'a, L: Learner> Trainer<'a, L> {
     /// Trains to the end, or until the observer asks to stop.
     pub fn run(mut self) -> Result<TrainOutcome, TrainError> {
         let end = loop {
+            self.hold_while_told()?;
+            if self.hold.is_some() {
+                break RunEnd::Interrupted;
+            }
             if self.validation_is_due() {
                 self.validate()?;
             }
@@ -281,7 +316,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
 
     fn save_is_due(&self) -> bool {
         let Some(saved) = &self.saved else { return true };
-        if saved.step == self.progress.step {
+        if saved.is_of(&self.progress) {
             return false;
         }
         match self.job.config.save_every_steps {
@@ -291,6 +326,96 @@ impl<'a, L: Learner> Trainer<'a, L> {
             }
             every => self.progress.step.is_multiple_of(every),
         }
+    }
+
+    fn save_what_is_not(&mut self) -> Result<(), TrainError> {
+        match &self.saved {
+            Some(saved) if saved.is_of(&self.progress) => Ok(()),
+            _ => self.save(),
+        }
+    }
+
+    /// Waits, with everything saved, as long as the governor says so. If the watcher asks to stop meanwhile, `hold`
+    /// stays set, and the run folder tells what the run waited for.
+    fn hold_while_told(&mut self) -> Result<(), TrainError> {
+        if self.end().is_some_and(RunEnd::is_final) && !self.validation_is_due() {
+            return self.end_hold();
+        }
+        let mut waits = self.decide();
+        if waits.is_empty() {
+            return self.end_hold();
+        }
+        self.save_what_is_not()?;
+        self.progress.seconds += self.session.lap();
+        let began = self.monitor.last().monotonic_seconds;
+        loop {
+            if !waits.is_empty() {
+                self.note_hold(&waits)?;
+            }
+            self.notify(&TrainEvent::Waiting { waits });
+            self.wait_for_change();
+            if self.stop_asked {
+                self.count_hold(began);
+                return Ok(());
+            }
+            waits = self.decide();
+            if waits.is_empty() {
+                break;
+            }
+        }
+        let held_seconds = self.count_hold(began);
+        self.end_hold()?;
+        self.notify(&TrainEvent::WentOn { held_seconds });
+        Ok(())
+    }
+
+    /// Adds the time since `began`, by the clock of the sensors, to the time on hold and to no other.
+    fn count_hold(&mut self, began: f64) -> f64 {
+        self.session.lap();
+        let held_seconds = self.monitor.read().monotonic_seconds - began;
+        self.progress.held_seconds += held_seconds;
+        held_seconds
+    }
+
+    fn decide(&mut self) -> Vec<Wait> {
+        self.governor.decide(self.monitor.read()).to_vec()
+    }
+
+    /// Lets time pass until the sensors should be looked at again or the watcher asks to stop.
+    fn wait_for_change(&mut self) {
+        for _ in 0..(LOOK_SECONDS / ASK_SECONDS) as u32 {
+            if self.stop_asked {
+                return;
+            }
+            self.monitor.wait(Duration::from_secs_f64(ASK_SECONDS));
+            self.notify(&TrainEvent::Waiting { waits: self.governor.waits().to_vec() });
+        }
+    }
+
+    /// Writes the hold into the run folder when it begins and when other conditions join or leave it.
+    fn note_hold(&mut self, waits: &[Wait]) -> Result<(), TrainError> {
+        let conditions = |waits: &[Wait]| waits.iter().map(|wait| wait.condition.clone()).collect::<Vec<_>>();
+        let before = self.hold.as_ref();
+        let is_new = before.is_none_or(|hold| conditions(&hold.waits) != conditions(waits));
+        let since_unix_seconds = before.map_or(self.monitor.last().unix_seconds, |hold| hold.since_unix_seconds);
+        let hold = Hold { step: self.progress.step, since_unix_seconds, waits: waits.to_vec() };
+        if is_new {
+            self.job.run.set_hold(&hold)?;
+        }
+        if is_new || !self.hold_is_told {
+            self.hold_is_told = true;
+            self.notify(&TrainEvent::Held(hold.clone()));
+        }
+        self.hold = Some(hold);
+        Ok(())
+    }
+
+    fn end_hold(&mut self) -> Result<(), TrainError> {
+        if self.hold.take().is_some() {
+            self.job.run.end_hold()?;
+            self.hold_is_told = false;
+        }
+        Ok(())
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
@@ -310,16 +435,14 @@ impl<'a, L: Learner> Trainer<'a, L> {
         }
         let bytes = state_file::save(&self.job.run.state_folder(), &state, sync)?;
         let (step, seconds) = (self.progress.step, watch.seconds());
-        self.saved = Some(Saved { step, seconds, since: Stopwatch::start() });
+        self.saved = Some(Saved::new(&self.progress, seconds));
         self.notify(&TrainEvent::Saved { step, bytes, seconds });
         Ok(())
     }
 
     /// Leaves adapters, state and summary as they are at the end or at an interruption.
     fn finish(mut self, end: RunEnd) -> Result<TrainOutcome, TrainError> {
-        if self.saved.as_ref().is_none_or(|saved| saved.step < self.progress.step) {
-            self.save()?;
-        }
+        self.save_what_is_not()?;
         let run = self.job.run;
         self.learner.write_adapter(&run.last_adapter(), &self.job.notes)?;
         if self.job.validation.is_empty() && end.is_final() {

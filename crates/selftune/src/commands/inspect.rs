@@ -7,31 +7,92 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use train::RunFolder;
 
-/// Say what a model, an adapter or a run folder holds.
+/// Say what a model, an adapter or a run folder holds, or what is known of this machine (`--machine`).
 ///
 /// Reads headers only: a model is neither loaded nor changed.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// GGUF file, model folder, adapter folder, run folder, or the name of a pulled model
-    path: String,
+    #[arg(required_unless_present = "machine")]
+    path: Option<String>,
+    /// Say what the sensors of this machine tell, and what they cannot tell and why
+    #[arg(long, conflicts_with = "path")]
+    machine: bool,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
-    let path = PathBuf::from(&arguments.path);
+    let Some(name) = &arguments.path else { return inspect_machine(terminal) };
+    let path = PathBuf::from(name);
     if path.join("run.json").is_file() {
         return inspect_run(&path, terminal);
     }
     if path.join("adapter_config.json").is_file() {
         return inspect_adapter(&path, arguments.tensors, terminal);
     }
-    inspect_model(&model_store::resolve(&arguments.path)?, arguments.tensors, terminal)
+    inspect_model(&model_store::resolve(name)?, arguments.tensors, terminal)
 }
 
 fn field(terminal: &Terminal, name: &str, value: impl std::fmt::Display) {
-    terminal.line(format!("  {STRONG}{name:<14}{STRONG:#} {value}"));
+    terminal.line(format!("  {STRONG}{name:<15}{STRONG:#} {value}"));
+}
+
+fn inspect_machine(terminal: &Terminal) -> Outcome {
+    let machine = device::Machine::describe();
+    let mut sensors = device::system_sensors();
+    let reading = sensors.read();
+    let absent = sensors.absent();
+    terminal.heading(format!("Machine: {machine}"));
+    for (name, value) in readings(&reading) {
+        field(terminal, name, value);
+    }
+    if !absent.is_empty() {
+        terminal.heading("Not known here");
+        for absent in &absent {
+            field(terminal, absent.quantity.name(), &absent.reason);
+        }
+    }
+    terminal.json(&serde_json::json!({"machine": machine, "reading": reading, "absent": absent}));
+    Ok(ExitStatus::Done)
+}
+
+/// Name and value of what a reading has, for people.
+fn readings(reading: &device::Reading) -> Vec<(&'static str, String)> {
+    use device::{BatteryState, EnergySource, Quantity};
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    let energy = reading.energy_source.map(|source| match source {
+        EnergySource::ProcessorCounters => "measured by the processor's counters (without screen, disks and losses)",
+        EnergySource::BatteryGauge => "measured by the battery's gauge, in its coarse steps",
+        EnergySource::Simulation => "simulated",
+        EnergySource::Host => "measured by the host application",
+    });
+    let battery = reading.battery.map(|battery| {
+        let state = match battery.state {
+            BatteryState::Charging => "charging",
+            BatteryState::Discharging => "discharging",
+            BatteryState::Idle => "neither charging nor discharging",
+            BatteryState::Unknown => "in an unknown state",
+        };
+        let capacity = battery.capacity_wh.map(|wh| format!(", {wh:.1} Wh when full")).unwrap_or_default();
+        let power = battery.power_w.map(|w| format!(", {w:.1} W")).unwrap_or_default();
+        format!("{}, {state}{capacity}{power}", percent(battery.charge))
+    });
+    let yes_no = |yes: bool, if_yes: &str, if_no: &str| if yes { if_yes.to_owned() } else { if_no.to_owned() };
+    let available = reading.memory_available_bytes.map(|bytes| format!(", {} available", human_bytes(bytes)));
+    let values = [
+        (Quantity::Energy, energy.map(str::to_owned)),
+        (Quantity::Battery, battery),
+        (Quantity::Charger, reading.external_power.map(|on| yes_no(on, "connected (or no battery to charge)", "not connected"))),
+        (Quantity::Temperature, reading.temperature_c.map(|celsius| format!("{celsius:.1} °C"))),
+        (Quantity::Throttling, reading.throttled.map(|on| yes_no(on, "the system slows itself down", "none reported"))),
+        (Quantity::Frequency, reading.frequency_ratio.map(|ratio| format!("{} of the highest", percent(ratio)))),
+        (Quantity::MemoryPressure, reading.memory_pressure.map(|share| format!("something waits for memory {} of the time{}", percent(share), available.unwrap_or_default()))),
+        (Quantity::Load, reading.load.map(|load| format!("{load:.2} for each processor"))),
+        (Quantity::UserActivity, reading.user_idle_s.map(|idle| format!("last touched {} ago", human_seconds(idle)))),
+    ];
+    values.into_iter().filter_map(|(quantity, value)| Some((quantity.name(), value?))).collect()
 }
 
 fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
@@ -141,6 +202,11 @@ fn inspect_run(path: &Path, terminal: &Terminal) -> Outcome {
     }
     if let Some(best) = summary.progress.as_ref().and_then(|progress| progress.best) {
         field(terminal, "best", format!("held-out loss {:.4} after update {}", best.loss, best.step));
+    }
+    if let Some(hold) = &summary.hold {
+        let waits: Vec<_> = hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect();
+        let since = human_seconds(hold.seconds(device::unix_time_seconds()));
+        field(terminal, "on hold", format!("for {since}, waiting for {}", waits.join("; and ")));
     }
     if let Some(notice) = &summary.notice {
         terminal.warning(notice);

@@ -1,6 +1,7 @@
 //! `selftune train`: history in, adapter out.
 
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::governing::GoverningArguments;
 use crate::preparation::{self, HoldOut};
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
@@ -18,6 +19,7 @@ use train::{PRESETS, RunEnd, RunFolder, Stage, TrainConfig};
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
 ///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
+///   selftune train --model M --data me.jsonl --only-charging --battery-floor 30% --quiet-hours 22:00-07:00
 ///
 /// In two stages, an adapter first learns a task from many people's records, then one on top of it learns the person:
 ///   selftune train --model M --data everybody.jsonl --stage task --output runs/task
@@ -67,6 +69,8 @@ pub struct Arguments {
     /// Print the plan and stop
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    governing: GoverningArguments,
     #[command(flatten)]
     history: HistoryArguments,
     #[command(flatten)]
@@ -136,7 +140,10 @@ fn configuration(arguments: &Arguments) -> Result<TrainConfig, Failure> {
     let mut settings = arguments.settings.clone();
     settings.extend(arguments.stage.iter().map(|stage| format!("stage={stage}")));
     settings.extend(arguments.threads.map(|threads| format!("threads={threads}")));
-    TrainConfig::load(arguments.preset.as_deref(), file, &settings).bad_input("settings")
+    let mut config = TrainConfig::load(arguments.preset.as_deref(), file, &settings).bad_input("settings")?;
+    arguments.governing.apply(&mut config);
+    config.validate().bad_input("settings")?;
+    Ok(config)
 }
 
 fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
@@ -153,6 +160,8 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     if let Some(threads) = arguments.threads {
         config.threads = threads;
     }
+    arguments.governing.apply(&mut config);
+    config.validate().bad_input("settings")?;
     let history = inputs.history.read()?;
     let bench = Workbench::open(&inputs.model, arguments.reading.no_cache, terminal)?;
     let on = bench.adapters_below(&inputs.on)?;
@@ -177,6 +186,8 @@ fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, t
         "steps_planned": outcome.steps,
         "tokens": outcome.tokens,
         "wall_s": outcome.seconds,
+        "held_s": outcome.held_seconds,
+        "energy_j": outcome.energy_j,
         "first_loss": outcome.first_loss,
         "pass_losses": outcome.pass_losses,
         "validation_before": outcome.validation_before,

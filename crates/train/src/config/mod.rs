@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use parse::{ALIASES, ConfigError};
 pub use presets::{PRESETS, Preset};
 
+use crate::governor::{Limits, QuietHours};
 use crate::schedule::ScheduleKind;
 
 /// The configuration of a training run. `TrainConfig::default()` is the preset `default`.
@@ -103,6 +104,26 @@ pub struct TrainConfig {
     pub save_every_seconds: f64,
     /// Wait until a saved state has reached the disk, so that it survives a power cut too.
     pub save_sync: bool,
+
+    // --- When to train: see `governor` ---
+    /// Only while a charger or the mains feed the machine. A machine without a battery always is.
+    #[serde(default)]
+    pub only_charging: bool,
+    /// While the battery drains, only down to this part of a full charge, such as 0.3; 0 means no floor.
+    #[serde(default)]
+    pub battery_floor: f64,
+    /// Only within these hours of local time, such as `22:00-07:00`; empty means at any time.
+    #[serde(default)]
+    pub quiet_hours: String,
+    /// Only up to this temperature of the processor, in degrees Celsius; 0 means no limit.
+    #[serde(default)]
+    pub temperature_max_c: f64,
+    /// Only while something waits for memory less than this part of the time, such as 0.2; 0 means no limit.
+    #[serde(default)]
+    pub memory_pressure_max: f64,
+    /// Only when nobody has touched the machine for so many seconds; 0 means always.
+    #[serde(default)]
+    pub idle_seconds_min: f64,
 }
 
 /// What backward reads is kept or computed again.
@@ -135,8 +156,18 @@ pub enum Stage {
 }
 
 /// Keys that may change when a run goes on, because no result depends on them.
-pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 4] =
-    ["threads", "save_every_steps", "save_every_seconds", "save_sync"];
+pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 10] = [
+    "threads",
+    "save_every_steps",
+    "save_every_seconds",
+    "save_sync",
+    "only_charging",
+    "battery_floor",
+    "quiet_hours",
+    "temperature_max_c",
+    "memory_pressure_max",
+    "idle_seconds_min",
+];
 
 impl Default for TrainConfig {
     fn default() -> Self {
@@ -151,6 +182,19 @@ impl TrainConfig {
         let mut map = self.to_map();
         map.retain(|key, _| !KEYS_WITHOUT_EFFECT_ON_RESULTS.contains(&key.as_str()));
         map
+    }
+
+    /// When this configuration lets training run.
+    pub fn limits(&self) -> Limits {
+        let limit = |value: f64| (value > 0.0).then_some(value);
+        Limits {
+            only_charging: self.only_charging,
+            battery_floor: limit(self.battery_floor),
+            quiet_hours: QuietHours::parse(&self.quiet_hours),
+            temperature_max_c: limit(self.temperature_max_c),
+            memory_pressure_max: limit(self.memory_pressure_max),
+            idle_seconds_min: limit(self.idle_seconds_min),
+        }
     }
 
     /// The adapter that this configuration asks of `model`, or why that is not possible.

@@ -61,6 +61,12 @@ fn default() -> TrainConfig {
         save_every_steps: 0,
         save_every_seconds: 10.0,
         save_sync: true,
+        only_charging: false,
+        battery_floor: 0.0,
+        quiet_hours: String::new(),
+        temperature_max_c: 0.0,
+        memory_pressure_max: 0.0,
+        idle_seconds_min: 0.0,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The values that make sense.
 
 use super::{ConfigError, TrainConfig};
+use crate::governor::QuietHours;
 
 /// Adapters larger than this are no longer low-rank for any model that fits a person's machine.
 const RANK_MAX: usize = 1024;
@@ -83,6 +84,28 @@ impl TrainConfig {
         count("threads", self.threads as u64, 0..=1024)?;
         count("save_every_steps", self.save_every_steps, 0..=COUNT_MAX)?;
         real("save_every_seconds", self.save_every_seconds, |x| x >= 0.0, "0 or more")?;
+        self.validate_limits()
+    }
+
+    /// When to train.
+    fn validate_limits(&self) -> Result<(), ConfigError> {
+        let check = |holds: bool, key, value: f64, expected: &str| match holds {
+            true => Ok(()),
+            false => Err(ConfigError::range(key, value, expected)),
+        };
+        let (floor, pressure) = (self.battery_floor, self.memory_pressure_max);
+        check((0.0..=0.95).contains(&floor), "battery_floor", floor, "0 (none) to 0.95 of a full charge")?;
+        // Below 30 a warm room would hold the run for ever; above 110 every processor protects itself.
+        let celsius = self.temperature_max_c;
+        let is_sensible = celsius == 0.0 || (30.0..=110.0).contains(&celsius);
+        check(is_sensible, "temperature_max_c", celsius, "0 (no limit), or 30 to 110 degrees Celsius")?;
+        check((0.0..=1.0).contains(&pressure), "memory_pressure_max", pressure, "0 (no limit) to 1")?;
+        let idle = self.idle_seconds_min;
+        check((0.0..=86400.0).contains(&idle), "idle_seconds_min", idle, "0 (always) to 86400, a day")?;
+        if !self.quiet_hours.is_empty() && QuietHours::parse(&self.quiet_hours).is_none() {
+            let expected = "two different times of day such as 22:00-07:00, or nothing";
+            return Err(ConfigError::range("quiet_hours", &self.quiet_hours, expected));
+        }
         Ok(())
     }
 
@@ -135,6 +158,16 @@ mod tests {
             ("warmup_ratio=1.5", "expected 0 to 1"),
             ("threads=5000", "expected 0 to 1024"),
             ("save_every_seconds=-1", "expected 0 or more"),
+            ("battery_floor=30", "`battery_floor = 30` is not possible: expected 0 (none) to 0.95"),
+            ("battery_floor=-0.1", "expected 0 (none) to 0.95"),
+            ("temperature_max_c=20", "expected 0 (no limit), or 30 to 110"),
+            ("memory_pressure_max=20", "expected 0 (no limit) to 1"),
+            ("idle_seconds_min=-5", "expected 0 (always) to 86400"),
+            ("quiet_hours=22-7", "`quiet_hours = 22-7` is not possible: expected two different times of day such as"),
+            ("quiet_hours=22:00-22:00", "two different times"),
+            ("quiet_hours=24:00-07:00", "two different times"),
+            ("quiet_hours=22:60-07:00", "two different times"),
+            ("quiet_hours=22:00", "two different times"),
             ("steps=10000001", "`steps = 10000001` is not possible: expected 0 to 10000000"),
         ] {
             let error = TrainConfig::load(None, None, &[text.to_owned()]).unwrap_err().to_string();
