@@ -119,6 +119,7 @@ fn run(
         config,
         base: "base".to_owned(),
         base_name: "fake".to_owned(),
+        stack: &[],
     };
     let learner = Working { fake: Fake::default(), device: device.clone() };
     train_learner(learner, begin, plan, &folder, true, &mut device.clone(), observer)
@@ -245,7 +246,8 @@ fn a_hold_survives_kills_says_what_it_waits_for_and_ends_with_the_same_bytes() {
     let config = TrainConfig { only_charging: true, ..config() };
     let parent = tempfile::tempdir().unwrap();
     let undisturbed = parent.path().join("undisturbed");
-    run(&undisturbed, &config, &Shared(Rc::new(RefCell::new(phone().plugged_in()))), &mut |_| Control::Continue).unwrap();
+    run(&undisturbed, &config, &Shared(Rc::new(RefCell::new(phone().plugged_in()))), &mut |_| Control::Continue)
+        .unwrap();
 
     let path = parent.path().join("held");
     let device = Shared(Rc::new(RefCell::new(phone().plugged_in().with(1500.0, Event::Unplug))));
@@ -333,10 +335,18 @@ fn needed_sensors_that_are_missing_are_named_before_anything_begins() {
         let examples = [example(0, 9)];
         let trained = Trained { targets: Vec::new(), blocks: 0..1, matrices: 1, parameters: KINDS };
         let plan = TrainPlan::count(&examples, &[], &config, trained, &[]);
-        let begin = Begin { examples: &examples, validation: &[], config: &config, base: String::new(), base_name: String::new() };
+        let begin = Begin {
+            examples: &examples,
+            validation: &[],
+            config: &config,
+            base: String::new(),
+            base_name: String::new(),
+            stack: &[],
+        };
         let mut sensors = device::NoSensors::default();
-        let error = train_learner(Fake::default(), begin, plan, &folder, false, &mut sensors, &mut |_| Control::Continue)
-            .unwrap_err();
+        let error =
+            train_learner(Fake::default(), begin, plan, &folder, false, &mut sensors, &mut |_| Control::Continue)
+                .unwrap_err();
         assert!(matches!(&error, TrainError::SensorMissing { quantity: found, .. } if *found == quantity), "{error}");
         assert!(error.to_string().contains(quantity.name()) && error.to_string().contains("no sensors"), "{error}");
         assert!(!path.join("config.json").exists());
@@ -392,7 +402,18 @@ fn quiet_hours_are_read_strictly_and_wrap() {
     }
     let day = QuietHours::parse("9:30 - 17:00").unwrap();
     assert!(day.contain(9 * 60 + 30) && !day.contain(17 * 60) && !day.contain(0));
-    for text in ["", "22:00", "22-7", "24:00-07:00", "22:00-07:60", "22:00-22:00", "22:0-07:00", "+2:00-07:00", "a:00-b:00", "22:00-07:00-08:00"] {
+    for text in [
+        "",
+        "22:00",
+        "22-7",
+        "24:00-07:00",
+        "22:00-07:60",
+        "22:00-22:00",
+        "22:0-07:00",
+        "+2:00-07:00",
+        "a:00-b:00",
+        "22:00-07:00-08:00",
+    ] {
         assert_eq!(QuietHours::parse(text), None, "{text}");
     }
 }

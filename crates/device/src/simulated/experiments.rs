@@ -65,8 +65,7 @@ pub fn sustained(mut device: SimulatedDevice, tokens: f64) -> SustainedRun {
     let last = &points[points.len() * 3 / 4..];
     let plateau = last.iter().map(rate).sum::<f64>() / last.len().max(1) as f64;
     // A point is the mean of the minute before it.
-    let first_below =
-        |limit: f64| points.iter().find(|point| rate(point) <= limit).map(|point| point.minute - 0.5);
+    let first_below = |limit: f64| points.iter().find(|point| rate(point) <= limit).map(|point| point.minute - 0.5);
     SustainedRun {
         half_loss_minutes: first_below((cold_tokens_per_second + plateau) / 2.0),
         near_plateau_minutes: first_below(1.05 * plateau),
@@ -160,8 +159,7 @@ pub fn schedule_blocks(model: &'static DeviceModel) -> Vec<BlockRate> {
         device.work(STEP_TOKENS).expect("it is plugged in");
     }
     let tokens = SOAKED_STEP_SECONDS * device.tokens_per_second();
-    let mut blocks: Vec<BlockRate> =
-        ORDER.iter().map(|&index| block(&mut device, SCHEDULES[index], tokens)).collect();
+    let mut blocks: Vec<BlockRate> = ORDER.iter().map(|&index| block(&mut device, SCHEDULES[index], tokens)).collect();
     for index in (1..blocks.len()).step_by(2) {
         let continuous = (blocks[index - 1].steps_per_hour + blocks[index + 1].steps_per_hour) / 2.0;
         blocks[index].relative = blocks[index].steps_per_hour / continuous;

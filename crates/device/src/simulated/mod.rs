@@ -179,10 +179,8 @@ impl SimulatedDevice {
         self.battery_j = (self.battery_j + seconds * into_battery_w).min(model.battery_j);
         let target = 1.0 - (self.chip_c - model.slows_from_c) / model.slows_over_k;
         let target = target.clamp(model.clock_min, 1.0);
-        self.allowed = target.clamp(
-            self.allowed - seconds * model.clock_fall_per_s,
-            self.allowed + seconds * model.clock_rise_per_s,
-        );
+        self.allowed = target
+            .clamp(self.allowed - seconds * model.clock_fall_per_s, self.allowed + seconds * model.clock_rise_per_s);
         self.warns = match self.warns {
             true => self.body_c > model.warning_until_body_c,
             false => self.body_c > model.warning_from_body_c,
