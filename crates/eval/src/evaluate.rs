@@ -83,6 +83,11 @@ pub fn evaluate(
     Ok(Evaluation { skipped, wall_s: start.elapsed().as_secs_f64(), ..evaluation })
 }
 
+/// The metrics that the queries' tasks are measured by.
+pub fn metrics_of(_queries: &[&Record]) -> Vec<&'static crate::Metric> {
+    text_metrics().to_vec()
+}
+
 /// A query as the model sees it without and with retrieval.
 struct Query<'a> {
     record: &'a Record,
@@ -215,5 +220,6 @@ fn run_query(
         generated_tokens: generated.map_or(0, |tokens| tokens.len()),
         retrieved_records: example.retrieved_ids.len(),
         context_tokens_cut: example.truncation.context_tokens_cut,
+        choice: None,
     })
 }

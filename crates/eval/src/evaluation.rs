@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::arms::{Arm, COMPARISONS, Comparison};
 use crate::bootstrap::{Bootstrap, Interval, weighted_mean};
 use crate::error::EvalError;
-use crate::metrics::{Better, Measure, Metric, Pair, Score, SetScore};
+use crate::metrics::{Answered, Better, Measure, Metric, Pair, Score, SetScore, parse_number};
 
 /// One held-out record under one arm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,35 @@ pub struct QueryRow {
     pub retrieved_records: usize,
     /// Tokens of the record's own context that did not fit.
     pub context_tokens_cut: usize,
+    /// How the answer stands to the task's labels; `None` where the task has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
+}
+
+/// An answer to a question that has a list of labels.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// The label that the benchmark's parsing rule finds in the written answer; `None`: unparsable, which is wrong.
+    pub parsed: Option<String>,
+    /// The label that the model gives the highest probability, its end token included.
+    pub likeliest: Option<String>,
+    /// The label with the lowest loss per token.
+    pub likeliest_per_token: Option<String>,
+    /// The ends of a rating's scale: an unparsable rating counts as the end that is farther from the truth.
+    pub scale: Option<[f64; 2]>,
+    /// Whether what the person wrote is one of the labels; if not, no arm can be right.
+    pub gold_is_listed: bool,
+}
+
+impl Choice {
+    /// What an unparsable answer counts as: the farther end of a scale, else nothing, which equals no label.
+    fn unparsable(&self, gold: &str) -> String {
+        match (self.scale, parse_number(gold)) {
+            (Some([lowest, highest]), Some(gold)) if gold - lowest > highest - gold => lowest.to_string(),
+            (Some([_, highest]), Some(_)) => highest.to_string(),
+            _ => String::new(),
+        }
+    }
 }
 
 /// A value and, where two or more queries allow one, its 95 % interval.
@@ -225,22 +254,59 @@ fn interval_json(interval: Option<Interval>) -> Value {
     interval.map_or(Value::Null, |interval| json!([interval.low, interval.high]))
 }
 
-fn summarize(metric: &'static Metric, rows: &[QueryRow], bootstrap: &Bootstrap) -> MetricResult {
+/// A metric over the rows of one arm.
+pub(crate) fn summarize(metric: &'static Metric, rows: &[QueryRow], bootstrap: &Bootstrap) -> MetricResult {
     let measured = match metric.measure {
         Measure::Query(score) => {
             let scores: Vec<Score> = rows.iter().filter_map(score).collect();
             weighted_mean(&scores).map(|value| (value, bootstrap.mean_interval(&scores), 0))
         }
-        Measure::Set(score) => pairs(rows).and_then(|pairs| {
+        Measure::Set(answered, score) => pairs(rows, answered).and_then(|answers| {
+            let pairs = answers.pairs();
             let whole = score(&pairs)?;
             let interval = bootstrap.interval(pairs.len(), |drawn| Some(draw(&pairs, drawn, score)?.value));
-            Some((whole.value, interval, whole.unparsable))
+            Some((whole.value, interval, answers.unparsable.unwrap_or(whole.unparsable)))
         }),
     };
     MetricResult {
         metric,
         estimate: measured.map(|(value, interval, _)| Estimate { value, interval }),
         unparsable: measured.map_or(0, |(_, _, unparsable)| unparsable),
+    }
+}
+
+/// `of - minus` over the same queries, in the same order.
+pub(crate) struct Paired {
+    pub of_value: f64,
+    pub minus_value: f64,
+    pub interval: Option<Interval>,
+    pub queries: usize,
+}
+
+/// Compares two arms' rows of the same queries. `None` where either has no value.
+pub(crate) fn paired(
+    metric: &'static Metric,
+    of: &[QueryRow],
+    minus: &[QueryRow],
+    bootstrap: &Bootstrap,
+) -> Option<Paired> {
+    match metric.measure {
+        Measure::Query(score) => {
+            let (left, right): (Vec<Score>, Vec<Score>) =
+                of.iter().zip(minus).filter_map(|(of, minus)| Some((score(of)?, score(minus)?))).unzip();
+            let interval = bootstrap.difference_interval(&left, &right);
+            let (of_value, minus_value) = (weighted_mean(&left)?, weighted_mean(&right)?);
+            Some(Paired { of_value, minus_value, interval, queries: left.len() })
+        }
+        Measure::Set(answered, score) => {
+            let (left, right) = (pairs(of, answered)?, pairs(minus, answered)?);
+            let (left, right) = (left.pairs(), right.pairs());
+            let interval = bootstrap.interval(left.len(), |drawn| {
+                Some(draw(&left, drawn, score)?.value - draw(&right, drawn, score)?.value)
+            });
+            let (of_value, minus_value) = (score(&left)?.value, score(&right)?.value);
+            Some(Paired { of_value, minus_value, interval, queries: left.len() })
+        }
     }
 }
 
@@ -252,39 +318,57 @@ fn difference(
 ) -> Option<Difference> {
     let rows_of = |name| arms.iter().find(|result| result.arm.name == name).map(|result| &result.rows);
     let (of, minus) = (rows_of(comparison.of)?, rows_of(comparison.minus)?);
-    let (of_value, minus_value, interval, queries) = match metric.measure {
-        Measure::Query(score) => {
-            let (left, right): (Vec<Score>, Vec<Score>) =
-                of.iter().zip(minus).filter_map(|(of, minus)| Some((score(of)?, score(minus)?))).unzip();
-            let interval = bootstrap.difference_interval(&left, &right);
-            (weighted_mean(&left)?, weighted_mean(&right)?, interval, left.len())
-        }
-        Measure::Set(score) => {
-            let (left, right) = (pairs(of)?, pairs(minus)?);
-            let interval = bootstrap.interval(left.len(), |drawn| {
-                Some(draw(&left, drawn, score)?.value - draw(&right, drawn, score)?.value)
-            });
-            (score(&left)?.value, score(&right)?.value, interval, left.len())
-        }
-    };
+    let Paired { of_value, minus_value, interval, queries } = paired(metric, of, minus, bootstrap)?;
     let value = of_value - minus_value;
-    let outcome = match interval {
-        Some(interval) if interval.excludes_zero() => {
-            if (value > 0.0) == (metric.better == Better::Higher) {
-                Outcome::Better
-            } else {
-                Outcome::Worse
-            }
-        }
-        _ => Outcome::NotSeparable,
-    };
     let estimate = Estimate { value, interval };
+    let outcome = outcome(metric, estimate);
     Some(Difference { comparison, metric, estimate, of_value, minus_value, outcome, queries })
 }
 
-/// `None` unless every row has a prediction.
-fn pairs(rows: &[QueryRow]) -> Option<Vec<Pair<'_>>> {
-    rows.iter().map(|row| Some(Pair { gold: &row.gold, prediction: row.prediction.as_deref()? })).collect()
+/// Whether a difference in a metric is an improvement, as far as its interval tells.
+pub(crate) fn outcome(metric: &Metric, difference: Estimate) -> Outcome {
+    match difference.interval {
+        Some(interval) if interval.excludes_zero() => {
+            match (difference.value > 0.0) == (metric.better == Better::Higher) {
+                true => Outcome::Better,
+                false => Outcome::Worse,
+            }
+        }
+        _ => Outcome::NotSeparable,
+    }
+}
+
+/// Gold answers with what was answered, as a set metric compares them.
+struct Answers<'a> {
+    gold: Vec<&'a str>,
+    answered: Vec<String>,
+    /// Written answers without a label in them, where the task has labels.
+    unparsable: Option<usize>,
+}
+
+impl Answers<'_> {
+    fn pairs(&self) -> Vec<Pair<'_>> {
+        self.gold.iter().zip(&self.answered).map(|(gold, prediction)| Pair { gold, prediction }).collect()
+    }
+}
+
+/// `None` unless every row has such an answer.
+fn pairs(rows: &[QueryRow], answered: Answered) -> Option<Answers<'_>> {
+    let mut unparsable = None;
+    let answers: Option<Vec<String>> = rows
+        .iter()
+        .map(|row| match (answered, &row.choice) {
+            (Answered::Written, None) => row.prediction.clone(),
+            (Answered::Written, Some(choice)) => {
+                row.prediction.as_ref()?;
+                *unparsable.get_or_insert(0) += usize::from(choice.parsed.is_none());
+                Some(choice.parsed.clone().unwrap_or_else(|| choice.unparsable(&row.gold)))
+            }
+            (Answered::Likeliest, choice) => choice.as_ref()?.likeliest.clone(),
+            (Answered::LikeliestPerToken, choice) => choice.as_ref()?.likeliest_per_token.clone(),
+        })
+        .collect();
+    Some(Answers { gold: rows.iter().map(|row| row.gold.as_str()).collect(), answered: answers?, unparsable })
 }
 
 fn draw(pairs: &[Pair], drawn: &[usize], score: fn(&[Pair]) -> Option<SetScore>) -> Option<SetScore> {

@@ -7,6 +7,7 @@ mod governing;
 mod model_store;
 mod preparation;
 mod serving;
+mod study;
 mod terminal;
 mod training;
 mod workbench;

@@ -145,7 +145,7 @@ pub fn train_with_progress(
 }
 
 /// Configuration, data and folder are the user's to mend; the rest is the machine's or the numbers' fault.
-fn training_failure(error: train::TrainError) -> Failure {
+pub fn training_failure(error: train::TrainError) -> Failure {
     use train::TrainError::*;
     let exit = match error {
         Example { .. } | LossNotFinite { .. } | GradientNotFinite { .. } | NoGradient { .. } | File(_) | Adapter(_) => {

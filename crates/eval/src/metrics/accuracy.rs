@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::exact_match::normalized;
-use super::{Better, Measure, Metric, Pair, SetScore};
+use super::{Answered, Better, Measure, Metric, Pair, SetScore};
 
 pub static METRIC: Metric = Metric {
     name: "accuracy",
@@ -11,7 +11,7 @@ pub static METRIC: Metric = Metric {
     meaning: "Share of labels that are right; an answer that is no label counts as wrong.",
     better: Better::Higher,
     digits: 3,
-    measure: Measure::Set(accuracy),
+    measure: Measure::Set(Answered::Written, accuracy),
 };
 
 /// Share of equal labels (compared as exact match does). The labels are those that occur among the gold answers;

@@ -1,7 +1,7 @@
 //! Macro-F1: the F1 of each label, every label weighing the same.
 
 use super::accuracy::labelled;
-use super::{Better, Measure, Metric, Pair, SetScore};
+use super::{Answered, Better, Measure, Metric, Pair, SetScore};
 
 pub static METRIC: Metric = Metric {
     name: "macro_f1",
@@ -9,7 +9,7 @@ pub static METRIC: Metric = Metric {
     meaning: "F1 of each label, averaged so that rare labels weigh as much as common ones.",
     better: Better::Higher,
     digits: 3,
-    measure: Measure::Set(macro_f1),
+    measure: Measure::Set(Answered::Written, macro_f1),
 };
 
 /// Mean over the gold answers' labels of `2 tp / (2 tp + fp + fn)`. A prediction that is no label is a miss of its

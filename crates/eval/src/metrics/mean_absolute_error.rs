@@ -1,7 +1,7 @@
 //! Mean absolute error of numbers (ratings).
 
 use super::number::{absolute_errors, number_pairs, unparsable};
-use super::{Better, Measure, Metric, Pair, SetScore};
+use super::{Answered, Better, Measure, Metric, Pair, SetScore};
 
 pub static METRIC: Metric = Metric {
     name: "mean_absolute_error",
@@ -9,7 +9,7 @@ pub static METRIC: Metric = Metric {
     meaning: "How far the predicted number is off, on average; an answer that is no number counts as the farthest.",
     better: Better::Lower,
     digits: 3,
-    measure: Measure::Set(mean_absolute_error),
+    measure: Measure::Set(Answered::Written, mean_absolute_error),
 };
 
 /// `None` for an empty set or a gold answer that is no number.

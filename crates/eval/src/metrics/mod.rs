@@ -14,6 +14,7 @@ pub mod porter;
 mod root_mean_square_error;
 mod rouge_1;
 mod rouge_l;
+mod scored_choice;
 pub mod words;
 
 pub use accuracy::accuracy;
@@ -58,13 +59,24 @@ pub struct SetScore {
     pub unparsable: usize,
 }
 
+/// Which answer a set metric looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// The written one; where the task has labels, the label that the benchmark's rule reads in it.
+    Written,
+    /// The label that the model gives the highest probability.
+    Likeliest,
+    /// The label with the lowest loss per token.
+    LikeliestPerToken,
+}
+
 /// How a metric is computed.
 #[derive(Clone, Copy)]
 pub enum Measure {
     /// `None` if the row lacks what the metric reads (no prediction was generated, no loss was measured).
     Query(fn(&QueryRow) -> Option<Score>),
     /// `None` for an empty set, or where the gold answers are not of the metric's kind.
-    Set(fn(&[Pair]) -> Option<SetScore>),
+    Set(Answered, fn(&[Pair]) -> Option<SetScore>),
 }
 
 /// One metric of the list.
@@ -91,7 +103,16 @@ pub static METRICS: &[&Metric] = &[
     &macro_f1::METRIC,
     &mean_absolute_error::METRIC,
     &root_mean_square_error::METRIC,
+    &scored_choice::ACCURACY,
+    &scored_choice::MACRO_F1,
+    &scored_choice::MEAN_ABSOLUTE_ERROR,
+    &scored_choice::ACCURACY_PER_TOKEN,
 ];
+
+/// The metric of that name.
+pub fn metric_by_name(name: &str) -> Option<&'static Metric> {
+    METRICS.iter().copied().find(|metric| metric.name == name)
+}
 
 /// The metrics of free text: loss per answer token, ROUGE-1, ROUGE-L, exact match.
 pub fn text_metrics() -> &'static [&'static Metric] {

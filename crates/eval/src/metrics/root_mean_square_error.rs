@@ -1,7 +1,7 @@
 //! Root mean square error of numbers (ratings).
 
 use super::number::{absolute_errors, number_pairs, unparsable};
-use super::{Better, Measure, Metric, Pair, SetScore};
+use super::{Answered, Better, Measure, Metric, Pair, SetScore};
 
 pub static METRIC: Metric = Metric {
     name: "root_mean_square_error",
@@ -9,7 +9,7 @@ pub static METRIC: Metric = Metric {
     meaning: "As the mean absolute error, but large errors weigh more.",
     better: Better::Lower,
     digits: 3,
-    measure: Measure::Set(root_mean_square_error),
+    measure: Measure::Set(Answered::Written, root_mean_square_error),
 };
 
 /// `None` for an empty set or a gold answer that is no number.

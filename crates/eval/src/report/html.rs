@@ -34,7 +34,12 @@ pub fn render_html(inputs: &ReportInputs) -> String {
     body += &costs_section(&inputs.costs);
     body += &data_section(&inputs.data);
     body += &configuration_section(&inputs.configuration);
-    let title = escaped(&inputs.title);
+    page(&inputs.title, &body)
+}
+
+/// A page of its own around a body.
+pub(crate) fn page(title: &str, body: &str) -> String {
+    let title = escaped(title);
     let style = include_str!("style.css");
     // The policy forbids everything but the page's own style: even a mistake in escaping could load or run nothing.
     format!(
@@ -348,7 +353,7 @@ fn fact_list(class: &str, facts: &[Fact]) -> String {
     format!("<dl class=\"{class}\">\n{rows}</dl>\n")
 }
 
-fn figure(heading: &str, text: &str, drawing: &str) -> String {
+pub(crate) fn figure(heading: &str, text: &str, drawing: &str) -> String {
     format!(
         "<figure class=\"card\">\n<figcaption><h3>{}</h3><span class=\"quiet\">{}</span></figcaption>\n{drawing}\n</figure>\n",
         escaped(heading),
@@ -357,7 +362,7 @@ fn figure(heading: &str, text: &str, drawing: &str) -> String {
 }
 
 /// Wide tables scroll within their card; the region can be reached and scrolled with the keyboard.
-fn table(label: &str, heading: &str, rows: &str) -> String {
+pub(crate) fn table(label: &str, heading: &str, rows: &str) -> String {
     format!(
         "<div class=\"card scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{}\">\n<table>\n<thead><tr>{heading}</tr></thead>\n\
          <tbody>\n{rows}</tbody>\n</table>\n</div>\n",

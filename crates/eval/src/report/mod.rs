@@ -3,9 +3,9 @@
 //! The page needs no script and no network, follows the reader's light or dark theme, and can be read on a phone.
 //! Everything that a model, a person or a file wrote is escaped: it is shown, never interpreted.
 
-mod charts;
-mod escape;
-mod html;
+pub(crate) mod charts;
+pub(crate) mod escape;
+pub(crate) mod html;
 mod json;
 mod markdown;
 mod samples;
@@ -101,7 +101,7 @@ pub fn write_report(folder: &Path, inputs: &ReportInputs) -> Result<ReportFiles,
     })
 }
 
-fn write_whole(folder: &Path, path: &Path, text: &str) -> std::io::Result<()> {
+pub(crate) fn write_whole(folder: &Path, path: &Path, text: &str) -> std::io::Result<()> {
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;

@@ -28,6 +28,7 @@ commands! {
     Import = import,
     Train = train,
     Eval = eval,
+    Study = study,
     Generate = generate,
     Chat = chat,
     Inspect = inspect,
