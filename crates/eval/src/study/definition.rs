@@ -80,13 +80,7 @@ pub struct EvaluationSettings {
 
 impl Default for EvaluationSettings {
     fn default() -> Self {
-        Self {
-            retrieve: 4,
-            retrieved_tokens_max: 96,
-            tokens_max: 1024,
-            answer_tokens_max: 32,
-            score_choices: true,
-        }
+        Self { retrieve: 4, retrieved_tokens_max: 96, tokens_max: 1024, answer_tokens_max: 32, score_choices: true }
     }
 }
 
@@ -250,9 +244,14 @@ impl Study {
             Some(other) if other.adapters_of.is_some() => {
                 wrong(format!("adapters_of names {:?}, which trains nothing itself", other.name))
             }
-            Some(other) if self.histories.iter().any(|history| {
-                configuration.is_for(&history.name) && !other.is_for(&history.name)
-            }) => wrong(format!("adapters_of names {:?}, which is not for the same histories", other.name)),
+            Some(other)
+                if self
+                    .histories
+                    .iter()
+                    .any(|history| configuration.is_for(&history.name) && !other.is_for(&history.name)) =>
+            {
+                wrong(format!("adapters_of names {:?}, which is not for the same histories", other.name))
+            }
             Some(_) => Ok(()),
         }
     }
@@ -390,8 +389,11 @@ mod tests {
     #[test]
     fn depths_become_configurations() {
         let study = Study::parse(&format!("{SMALL}depths = [30, 6]\n"), Path::new("")).unwrap();
-        let found: Vec<_> =
-            study.configurations.iter().map(|one| (one.name.as_str(), one.depth, &one.train["adapted_blocks"])).collect();
+        let found: Vec<_> = study
+            .configurations
+            .iter()
+            .map(|one| (one.name.as_str(), one.depth, &one.train["adapted_blocks"]))
+            .collect();
         let (all, few) = (toml::Value::Integer(30), toml::Value::Integer(6));
         assert_eq!(found, [("plain-30", Some(30), &all), ("plain-6", Some(6), &few)]);
     }

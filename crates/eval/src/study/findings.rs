@@ -230,7 +230,10 @@ fn section(
         users: people.iter().map(|person| person.user.name.clone()).collect(),
         queries: people.iter().map(|person| person.arms[0].1.len()).sum(),
         training: training_totals(&people),
-        metrics: metrics.into_iter().filter(|metric| metric.arms.iter().any(|arm| arm.over_queries.is_some())).collect(),
+        metrics: metrics
+            .into_iter()
+            .filter(|metric| metric.arms.iter().any(|arm| arm.over_queries.is_some()))
+            .collect(),
         arms,
         notes: notes.into_iter().collect(),
     })
@@ -285,8 +288,7 @@ fn metric_finding(
 fn arm_means(metric: &'static Metric, place: usize, people: &[Person], bootstrap: &Bootstrap) -> ArmMeans {
     let pooled: Vec<QueryRow> = people.iter().flat_map(|person| person.arms[place].1.iter().cloned()).collect();
     let over_queries = summarize(metric, &pooled, bootstrap);
-    let by_user: Vec<f64> =
-        people.iter().filter_map(|person| value(metric, &person.arms[place].1)).collect();
+    let by_user: Vec<f64> = people.iter().filter_map(|person| value(metric, &person.arms[place].1)).collect();
     ArmMeans {
         arm: people[0].arms[place].0,
         over_queries: over_queries.estimate,
@@ -358,12 +360,7 @@ fn difference(
     })
 }
 
-fn best_arm(
-    metric: &'static Metric,
-    means: &[ArmMeans],
-    people: &[Person],
-    bootstrap: &Bootstrap,
-) -> Option<BestArm> {
+fn best_arm(metric: &'static Metric, means: &[ArmMeans], people: &[Person], bootstrap: &Bootstrap) -> Option<BestArm> {
     let mut ranked: Vec<(&'static Arm, f64)> =
         means.iter().filter_map(|arm| Some((arm.arm, arm.over_users?.value))).collect();
     ranked.sort_by(|left, right| match metric.better {
@@ -391,9 +388,8 @@ fn group_gains(
     froms
         .zip(belows)
         .filter_map(|(records_from, records_below)| {
-            let inside = |user: &StudyUser| {
-                user.seen >= records_from && records_below.is_none_or(|below| user.seen < below)
-            };
+            let inside =
+                |user: &StudyUser| user.seen >= records_from && records_below.is_none_or(|below| user.seen < below);
             let values: Vec<f64> = gains.iter().filter(|(user, _)| inside(user)).map(|(_, gain)| *gain).collect();
             let gain = mean(&values, bootstrap)?;
             Some(GroupGain { of, minus, records_from, records_below, users: values.len(), gain })

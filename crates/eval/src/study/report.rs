@@ -111,7 +111,9 @@ fn render_html(study: &Study, facts: &[Fact], findings: &Findings, parts: &[Part
 fn unfinished(findings: &Findings) -> Option<String> {
     match findings.missing_units {
         0 => None,
-        count => Some(format!("Not finished: {count} parts are still to be measured. Numbers are of those that are there.")),
+        count => {
+            Some(format!("Not finished: {count} parts are still to be measured. Numbers are of those that are there."))
+        }
     }
 }
 
@@ -191,8 +193,19 @@ fn arms_part(findings: &Findings) -> Option<Part> {
     let text = "The layout of the paper's Table 7: every arm over all queries. Δ is the difference to base with \
                 retrieval over the same queries. In brackets, 95 % intervals from drawing queries."
         .to_owned();
-    let headings =
-        ["History", "Configuration", "Metric", "n", "Base", "Base+Retr.", "Adapter", "Δ", "Adapter+Retr.", "Δ", "Other's"];
+    let headings = [
+        "History",
+        "Configuration",
+        "Metric",
+        "n",
+        "Base",
+        "Base+Retr.",
+        "Adapter",
+        "Δ",
+        "Adapter+Retr.",
+        "Δ",
+        "Other's",
+    ];
     (!rows.is_empty()).then(|| Part {
         heading: "The arms, over queries".into(),
         text,
@@ -246,9 +259,8 @@ fn gains_part(findings: &Findings) -> Option<Part> {
             };
             let mean = |name: &str| {
                 let arm = metric.arms.iter().find(|arm| arm.arm.name == name);
-                arm.and_then(|arm| arm.over_queries).map_or("–".into(), |mean| {
-                    format!("{:.*}", metric.metric.digits, mean.value)
-                })
+                arm.and_then(|arm| arm.over_queries)
+                    .map_or("–".into(), |mean| format!("{:.*}", metric.metric.digits, mean.value))
             };
             rows.push(vec![
                 section.history.clone(),
@@ -311,7 +323,8 @@ fn questions_part(findings: &Findings) -> Option<Part> {
     let text = "Means of each person's difference with 95 % intervals from drawing people, and for how many people \
                 the first is better or worse. \"cannot tell\": the interval includes zero."
         .to_owned();
-    let headings = ["History", "Configuration", "Metric", "Question", "Difference", "Over people", "Better / worse", "Answer"];
+    let headings =
+        ["History", "Configuration", "Metric", "Question", "Difference", "Over people", "Better / worse", "Answer"];
     (!rows.is_empty()).then(|| Part {
         heading: "Differences".into(),
         text,
@@ -344,9 +357,10 @@ fn swap_part(findings: &Findings) -> Option<Part> {
             figures.extend(swap_figure(section, metric.metric, found));
         }
     }
-    let text = "Each person's queries are answered once with their own adapter and once with the next person's, trained \
+    let text =
+        "Each person's queries are answered once with their own adapter and once with the next person's, trained \
                 the same way on the other's history. What remains of the gain is the person's and not the task's."
-        .to_owned();
+            .to_owned();
     let headings = ["History", "Configuration", "Metric", "Own is better", "Own is worse", "Δ", "Δu"];
     (!rows.is_empty()).then(|| Part {
         heading: "Swap control: own adapter against another person's".into(),
@@ -365,12 +379,19 @@ fn swap_figure(section: &Section, metric: &Metric, found: &StudyDifference) -> O
             below: String::new(),
             estimate: Some(Estimate { value: *gain, interval: None }),
             value: format!("{gain:+.*}", metric.digits),
-            colour: if *gain == 0.0 { "not_separable" } else if is_better { "better" } else { "worse" },
+            colour: if *gain == 0.0 {
+                "not_separable"
+            } else if is_better {
+                "better"
+            } else {
+                "worse"
+            },
         }
     };
     let rows: Vec<IntervalRow> = found.by_user.iter().map(row).collect();
     let heading = format!("{}, {}: own − other's", section.history, section.configuration);
-    let drawing = interval_chart(&described(&heading, &rows), &rows, metric.label, Some(("own is better", "other's is better")))?;
+    let drawing =
+        interval_chart(&described(&heading, &rows), &rows, metric.label, Some(("own is better", "other's is better")))?;
     Some(figure(&heading, "One dot a person.", &drawing))
 }
 
@@ -387,7 +408,11 @@ fn depth_part(findings: &Findings) -> Option<Part> {
         for section in &sections {
             for metric in &section.metrics {
                 for arm in metric.arms.iter().filter(|arm| arm.arm.adapter == crate::WhichAdapter::Own) {
-                    let gain = metric.differences.iter().find(|one| one.of == arm.arm && ["base", "retrieval"].contains(&one.minus.name) && one.minus.retrieval == arm.arm.retrieval);
+                    let gain = metric.differences.iter().find(|one| {
+                        one.of == arm.arm
+                            && ["base", "retrieval"].contains(&one.minus.name)
+                            && one.minus.retrieval == arm.arm.retrieval
+                    });
                     rows.push(vec![
                         history.to_owned(),
                         section.depth.unwrap_or(0).to_string(),
@@ -403,10 +428,11 @@ fn depth_part(findings: &Findings) -> Option<Part> {
         }
         figures.extend(depth_figures(history, &sections));
     }
-    let text = "Adapters on the last so many blocks, trained on the same records in the same order. The gain is to the \
+    let text =
+        "Adapters on the last so many blocks, trained on the same records in the same order. The gain is to the \
                 same prompt without an adapter, over people. Speed is that of training, on this machine with whatever \
                 else ran."
-        .to_owned();
+            .to_owned();
     let headings = ["History", "Blocks", "Arm", "Metric", "Over queries", "Over people", "Gain", "Tokens/s"];
     (!rows.is_empty()).then(|| Part {
         heading: "Depth of the adapter".into(),
@@ -485,9 +511,10 @@ fn length_part(findings: &Findings) -> Option<Part> {
 fn agreement_part(findings: &Findings) -> Option<Part> {
     let row = |found: &super::findings::AgreementFinding| {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
-        let interval = found.differing.interval.map_or(String::new(), |interval| {
-            format!(" [{}, {}]", percent(interval.low), percent(interval.high))
-        });
+        let interval = found
+            .differing
+            .interval
+            .map_or(String::new(), |interval| format!(" [{}, {}]", percent(interval.low), percent(interval.high)));
         let value = |value: Option<f64>| match (value, found.metric) {
             (Some(value), Some(metric)) => format!("{value:.*}", metric.digits),
             _ => "–".into(),
@@ -574,7 +601,8 @@ fn data_part(findings: &Findings) -> Option<Part> {
         remarks.extend(account.skipped_lines.iter().take(5).map(|line| format!("{}: {line}", account.name)));
     }
     for section in &findings.sections {
-        remarks.extend(section.notes.iter().map(|note| format!("{}, {}: {note}", section.history, section.configuration)));
+        remarks
+            .extend(section.notes.iter().map(|note| format!("{}, {}: {note}", section.history, section.configuration)));
     }
     const REMARKS_MAX: usize = 30;
     let more = remarks.len().saturating_sub(REMARKS_MAX);
@@ -587,8 +615,16 @@ fn data_part(findings: &Findings) -> Option<Part> {
         false => format!("{}.", remarks.join("; ")),
     };
     let headings = [
-        "History", "Task", "People", "Left out", "Records before", "Queries", "Queries without answer",
-        "Answers outside the labels", "People with one answer", "Lines left out",
+        "History",
+        "Task",
+        "People",
+        "Left out",
+        "Records before",
+        "Queries",
+        "Queries without answer",
+        "Answers outside the labels",
+        "People with one answer",
+        "Lines left out",
     ];
     (!rows.is_empty()).then(|| Part {
         heading: "The data".into(),

@@ -32,8 +32,11 @@ fn read(settings: &StudyHistory) -> Result<StudiedHistory, Failure> {
         task: settings.task.as_deref().and_then(data::task_by_name),
         ..ReadOptions::default()
     };
-    let history = data::read_history(&settings.path, &options)
-        .bad_input(format!("history {}: cannot use {}", settings.name, settings.path.display()))?;
+    let history = data::read_history(&settings.path, &options).bad_input(format!(
+        "history {}: cannot use {}",
+        settings.name,
+        settings.path.display()
+    ))?;
     let present = history.users();
     let mut names: Vec<String> = match settings.users.is_empty() {
         true => present.iter().map(|(name, _)| name.clone()).collect(),

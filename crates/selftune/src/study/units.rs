@@ -64,7 +64,13 @@ impl Units {
                 of_history.into_iter().partition(|configuration| configuration.adapters_of.is_some());
             let mut trainings: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
             for (place, configuration) in training.into_iter().chain(serving).enumerate() {
-                units.add_configuration(history, studied, configuration, &mut trainings, if place == 0 { &shared } else { &[] });
+                units.add_configuration(
+                    history,
+                    studied,
+                    configuration,
+                    &mut trainings,
+                    if place == 0 { &shared } else { &[] },
+                );
             }
         }
         Ok(units)
@@ -123,9 +129,8 @@ impl Units {
         }
         let Some(of) = trainings.get(configuration.trained_as()).cloned() else { return };
         for unit in self.all.iter_mut() {
-            let is_ours = unit.kind == Kind::AskAdapter
-                && unit.history == history
-                && unit.configuration == configuration.name;
+            let is_ours =
+                unit.kind == Kind::AskAdapter && unit.history == history && unit.configuration == configuration.name;
             if is_ours {
                 unit.training = Some(of[unit.person]);
                 unit.others = (1..of.len()).map(|step| of[(unit.person + step) % of.len()]).collect();
@@ -159,10 +164,8 @@ fn shared_arms(configurations: &[&Configuration]) -> Vec<(String, Vec<&'static A
 
 /// Preset, then the study's prompts, then the configuration's own settings.
 fn train_config(configuration: &Configuration, evaluation: &EvaluationSettings) -> Result<TrainConfig, Failure> {
-    let prompts = format!(
-        "tokens_max = {}\nretrieved_tokens_max = {}\n",
-        evaluation.tokens_max, evaluation.retrieved_tokens_max
-    );
+    let prompts =
+        format!("tokens_max = {}\nretrieved_tokens_max = {}\n", evaluation.tokens_max, evaluation.retrieved_tokens_max);
     let settings: Vec<String> = configuration.train.iter().map(|(key, value)| format!("{key}={value}")).collect();
     TrainConfig::load(configuration.preset.as_deref(), Some((&prompts, "evaluation")), &settings)
         .bad_input(format!("configuration {}", configuration.name))

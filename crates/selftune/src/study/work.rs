@@ -125,20 +125,15 @@ impl Scene {
             resume: true,
         };
         let mut observer = |_: &train::TrainEvent| if stop_asked() { Control::Stop } else { Control::Continue };
-        let outcome = train::train(&inputs, &mut observer).map_err(of_one_person)?;
+        // The machine's counters would count every worker's energy for each of them.
+        let outcome = train::train(&inputs, &mut device::NoSensors::default(), &mut observer).map_err(of_one_person)?;
         match outcome.end {
             RunEnd::Interrupted => Ok(Done::Stopped),
             _ => Ok(Done::Trained { seconds: outcome.seconds }),
         }
     }
 
-    fn ask(
-        &self,
-        units: &Units,
-        unit: &Unit,
-        other: Option<&Unit>,
-        result: &mut UnitResult,
-    ) -> Result<Done, Failure> {
+    fn ask(&self, units: &Units, unit: &Unit, other: Option<&Unit>, result: &mut UnitResult) -> Result<Done, Failure> {
         let start = Instant::now();
         let person = self.person(unit);
         let own_run = unit.training.map(|place| self.run_path(&units.all[place]));
@@ -198,7 +193,10 @@ impl Scene {
 
     fn ops(&self, unit: &Unit) -> Result<OpsOptions, Failure> {
         let (precision, isa) = match unit.kind {
-            Kind::AskShared => unit.configuration.split_once('-').map_or((unit.configuration.as_str(), None), |(precision, isa)| (precision, Some(isa))),
+            Kind::AskShared => unit
+                .configuration
+                .split_once('-')
+                .map_or((unit.configuration.as_str(), None), |(precision, isa)| (precision, Some(isa))),
             _ => {
                 let configuration = self.study.configuration(&unit.configuration).expect("units are made from them");
                 (configuration.precision.as_str(), configuration.isa.as_deref())

@@ -55,8 +55,7 @@ enum Next {
 
 /// Does everything that is not there yet; with no workers, only looks.
 pub fn do_all(scene: &Scene, units: Units, workers: usize, terminal: &Terminal) -> Result<AllDone, Failure> {
-    let mut board =
-        Board { states: vec![State::Waiting; units.all.len()], results: Vec::new(), stopped_by: None };
+    let mut board = Board { states: vec![State::Waiting; units.all.len()], results: Vec::new(), stopped_by: None };
     let mut pace = Pace::default();
     for (place, unit) in units.all.iter().enumerate() {
         if let Some(done) = scene.look(&units, unit)? {
@@ -85,10 +84,8 @@ fn work_in_parallel(
     board: &mut Board,
     mut pace: Pace,
 ) -> Result<(), Failure> {
-    let shared = Mutex::new(std::mem::replace(
-        board,
-        Board { states: Vec::new(), results: Vec::new(), stopped_by: None },
-    ));
+    let shared =
+        Mutex::new(std::mem::replace(board, Board { states: Vec::new(), results: Vec::new(), stopped_by: None }));
     let changed = Condvar::new();
     let (sender, receiver) = mpsc::channel::<(usize, f64)>();
     let bar = terminal.bar(units.all.len() as u64, "study", "units");
@@ -229,7 +226,9 @@ impl Board {
 }
 
 enum Needs {
-    There { other: Option<usize> },
+    There {
+        other: Option<usize>,
+    },
     Coming,
     /// The person's own adapter could not be trained.
     Never,
