@@ -29,7 +29,32 @@ pub fn build_example(
     earlier: &Retriever,
     options: &ExampleOptions,
 ) -> Result<Example, ExampleError> {
+    let question = Question::new(pipeline, record, earlier, options).map_err(|source| in_record(record, source))?;
+    example_of(pipeline, record, question, options)
+}
+
+/// The same as if the person had answered `answer`: what one of a question's choices costs. Not for texts and
+/// conversations, which have no choices; they keep their own answer.
+pub fn build_choice(
+    pipeline: &TextPipeline,
+    record: &Record,
+    earlier: &Retriever,
+    options: &ExampleOptions,
+    answer: &str,
+) -> Result<Example, ExampleError> {
     let mut question = Question::new(pipeline, record, earlier, options).map_err(|source| in_record(record, source))?;
+    if let QuestionBody::Single { answer: written, .. } = &mut question.body {
+        *written = answer.to_owned();
+    }
+    example_of(pipeline, record, question, options)
+}
+
+fn example_of(
+    pipeline: &TextPipeline,
+    record: &Record,
+    mut question: Question,
+    options: &ExampleOptions,
+) -> Result<Example, ExampleError> {
     let supervise = options.supervise;
     let encoded = if let RecordBody::Text(text) = &record.body {
         fit_text(pipeline, text, options.tokens_max, &mut question.truncation)

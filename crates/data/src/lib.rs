@@ -23,7 +23,7 @@ pub mod tasks;
 pub mod text;
 pub mod time;
 
-pub use build::{PreviewPiece, build_example, build_prompt, example_preview};
+pub use build::{PreviewPiece, build_choice, build_example, build_prompt, example_preview};
 pub use error::{DataError, ExampleError, TextError};
 pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
 pub use read::{OnBadLine, ReadOptions, read_history, read_question};

@@ -152,12 +152,22 @@ impl Generator {
 
     /// The losses of `tokens` where `loss_mask` says so; `loss_mask[i]` makes token i a target, the first never is one.
     pub fn losses(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<TokenLosses, ModelError> {
+        self.cached.clear();
+        self.losses_behind(tokens, loss_mask)
+    }
+
+    /// The same, without computing again what the tokens before the first target have in common with the text before:
+    /// for the labels that one question may be answered with, whose prompt is computed once.
+    pub fn losses_behind(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<TokenLosses, ModelError> {
         check_tokens(tokens, loss_mask, self.program.model.config())?;
         self.check_fits(tokens.len())?;
         let Some(last) = (1..tokens.len()).rev().find(|index| loss_mask[*index]) else {
             return Err(ModelError::NothingSupervised { tokens: tokens.len() });
         };
-        self.cached.clear();
+        let first = (1..=last).find(|index| loss_mask[*index]).unwrap_or(last);
+        let common = self.cached.iter().zip(tokens).take_while(|(cached, token)| cached == token).count();
+        // The row that predicts the first target runs again: its output was not kept.
+        self.cached.truncate(common.min(first - 1));
         let mut losses = Vec::new();
         while self.cached.len() < last {
             let past = self.cached.len();

@@ -63,6 +63,7 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
         arms: &question.arms,
         options: question.options.clone(),
         answer_tokens_max: question.answer_tokens_max,
+        score_choices: true,
         ops: question.ops,
     };
     let evaluation = eval::evaluate(&inputs, &mut |progress| {

@@ -60,6 +60,7 @@ impl Bench {
             arms,
             options: ExampleOptions { tokens_max: 400, retrieved_records: 2, ..ExampleOptions::default() },
             answer_tokens_max: Some(12),
+            score_choices: true,
             ops: ops(),
         }
     }

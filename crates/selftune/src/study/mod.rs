@@ -123,7 +123,8 @@ fn lock(folder: &Path) -> Result<File, Failure> {
 struct Begun {
     format: String,
     date: data::PinnedDate,
-    study: Study,
+    /// As it was last run, for people.
+    study: serde_json::Value,
 }
 
 const FORMAT: &str = "selftune study 1";
@@ -142,7 +143,7 @@ fn keep_definition(folder: &Path, study: &Study, model: &mut ModelChoice) -> Res
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display()))?,
     }
-    let begun = Begun { format: FORMAT.into(), date: model.date, study: study.clone() };
+    let begun = Begun { format: FORMAT.into(), date: model.date, study: serde_json::to_value(study)? };
     units::write_whole(&path, &format!("{}\n", serde_json::to_string_pretty(&begun)?))
 }
 

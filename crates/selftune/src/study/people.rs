@@ -1,13 +1,15 @@
 //! Whose records a study uses, divided by time, with an account of everything that is left out.
 
 use crate::failure::{Failure, InputError};
-use data::{History, OnBadLine, ReadOptions, Record};
+use data::{HeldOut, History, OnBadLine, ReadOptions, Record};
 use eval::study::{HistoryAccount, Study, StudyHistory, StudyUser};
 use sha2::{Digest, Sha256};
 
 /// One person's records: those that may be trained on and shown, and those that are asked about.
 pub struct Person {
     pub name: String,
+    /// Both, oldest first.
+    pub records: Vec<Record>,
     pub seen: Vec<Record>,
     pub queries: Vec<Record>,
     /// Of both, in their order: what numbers depend on.
@@ -80,18 +82,33 @@ fn divide(history: &History, name: &str, settings: &StudyHistory) -> (StudyUser,
     if let Some(newest) = settings.newest {
         records.drain(..records.len().saturating_sub(newest));
     }
-    let queries = records.split_off(records.len() - settings.queries);
-    let answers: Vec<String> = records.iter().chain(&queries).map(Record::answer).collect();
-    user.seen = records.len();
+    let (seen, queries) =
+        History { records: records.clone(), ..History::default() }.split_newest(HeldOut::Count(settings.queries));
+    let answers: Vec<String> = records.iter().map(Record::answer).collect();
+    user.seen = seen.len();
     user.queries = queries.len();
     user.all_answers_equal = answers.windows(2).all(|pair| pair[0].trim() == pair[1].trim());
+    user.answers_outside_labels = queries.iter().filter(|query| is_outside_labels(query, &records)).count();
     user.queries_without_answer = queries.iter().filter(|query| query.answer().trim().is_empty()).count();
     if user.queries_without_answer == queries.len() {
         user.left_out = Some("none of the newest records has an answer".into());
         return (user, None);
     }
-    let hash = hash(records.iter().chain(&queries));
-    (user, Some(Person { name: name.to_owned(), seen: records, queries, hash }))
+    if seen.is_empty() || queries.is_empty() {
+        user.left_out = Some("the records cannot be divided: all of them belong together".into());
+        return (user, None);
+    }
+    let hash = hash(seen.iter().chain(&queries));
+    (user, Some(Person { name: name.to_owned(), records, seen, queries, hash }))
+}
+
+/// Whether the task has labels and the answer is none of them: then no arm can be right.
+fn is_outside_labels(query: &Record, records: &[Record]) -> bool {
+    let task = query.task();
+    let answer = query.answer();
+    task.answer_kind() != data::AnswerKind::Text
+        && !answer.trim().is_empty()
+        && task.parse_answer(&answer, &task.choices(query, records)).is_none()
 }
 
 fn hash<'a>(records: impl Iterator<Item = &'a Record>) -> String {

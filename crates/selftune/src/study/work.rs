@@ -83,11 +83,11 @@ impl Scene {
         config.threads = self.threads;
         let config = config.resolved(self.bench.model.config()).bad_input("settings")?;
         let history = History {
-            records: person.seen.iter().chain(&person.queries).cloned().collect(),
+            records: person.records.clone(),
             source_hash: self.histories[unit.history].account.source_hash.clone(),
             ..History::default()
         };
-        let hold_out = HoldOut(person.queries.len() as f64);
+        let hold_out = HoldOut(settings.queries as f64);
         let preparation = preparation::prepare(&self.bench, &history, &config, hold_out)?;
         let path = self.run_path(unit);
         let run = match path.join("run.json").exists() {
@@ -160,6 +160,7 @@ impl Scene {
                 ..ExampleOptions::default()
             },
             answer_tokens_max: (settings.answer_tokens_max > 0).then_some(settings.answer_tokens_max),
+            score_choices: settings.score_choices,
             ops: self.ops(unit)?,
         };
         let mut watch = |_: &eval::EvalProgress| match stop_asked() {

@@ -5,5 +5,6 @@ mod commands;
 mod hub;
 mod real_model;
 mod stages;
+mod study;
 mod survival;
 mod tiny;
