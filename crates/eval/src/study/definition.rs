@@ -43,6 +43,9 @@ pub struct StudyHistory {
     /// Reads every record as this task instead of recognising it.
     #[serde(default)]
     pub task: Option<String>,
+    /// Frozen adapters under every arm, bottom first: a task adapter of the first stage. Relative to the study's file.
+    #[serde(default)]
+    pub on: Vec<PathBuf>,
     /// Only these people; all if empty.
     #[serde(default)]
     pub users: Vec<String>,
@@ -165,6 +168,7 @@ impl Study {
         for history in &mut study.histories {
             let path = folder.join(&history.path);
             history.path = std::path::absolute(&path).unwrap_or(path);
+            history.on.iter_mut().for_each(|on| *on = folder.join(&*on));
         }
         study.configurations = study.configurations.into_iter().flat_map(written_out).collect();
         study.check()?;

@@ -16,6 +16,7 @@ use anyhow::Context;
 use eval::report::Fact;
 use eval::study::report::write_study;
 use eval::study::{Findings, Study};
+use model::AdapterStack;
 use people::StudiedHistory;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -42,6 +43,8 @@ struct Scene {
     bench: Workbench,
     model: ModelChoice,
     histories: Vec<StudiedHistory>,
+    /// The frozen adapters under every arm of each history.
+    on: Vec<AdapterStack>,
     folder: PathBuf,
     threads: usize,
 }
@@ -71,8 +74,9 @@ pub fn run(study: Study, options: &StudyOptions, terminal: &Terminal) -> Outcome
     let mut model = ModelChoice::new(options.model.as_deref().unwrap_or(&study.model), &options.reading)?;
     keep_definition(&options.folder, &study, &mut model)?;
     let bench = Workbench::open(&model, options.reading.no_cache, terminal)?;
-    let scene =
-        Scene { study, bench, model, histories, folder: options.folder.clone(), threads: options.threads_per_worker };
+    let on = study.histories.iter().map(|history| bench.adapters(&history.on)).collect::<Result<_, _>>()?;
+    let (folder, threads) = (options.folder.clone(), options.threads_per_worker);
+    let scene = Scene { study, bench, model, histories, on, folder, threads };
     let workers = if options.report_only { 0 } else { options.workers };
     let done = workers::do_all(&scene, units, workers, terminal)?;
     let accounts = scene.histories.iter().map(|history| history.account.clone()).collect();

@@ -207,6 +207,7 @@ impl Scene {
             "model": self.bench.model.content_hash(),
             "date": self.model.date,
             "kind": format!("{:?}", unit.kind),
+            "on": self.on[unit.history].entries(),
             "person": person.hash,
             "queries": person.queries.len(),
             "training": trained_as.and_then(|name| configs.get(name)).map(TrainConfig::results_map),

@@ -5,7 +5,7 @@ use super::units::{Kind, Unit, Units, make_private_folder, other_settings};
 use crate::failure::{ExitStatus, Failure, InputError};
 use crate::preparation::{self, HoldOut};
 use crate::training::{self, RunInputs, stop_asked};
-use crate::workbench::HistoryChoice;
+use crate::workbench::{AdapterBelow, HistoryChoice};
 use data::{ExampleOptions, History};
 use eval::study::{UnitArm, UnitResult, UnitTraining};
 use eval::{EvalError, EvalInputs};
@@ -79,6 +79,7 @@ impl Scene {
     fn train(&self, units: &Units, unit: &Unit, fingerprint: &str) -> Result<Done, Failure> {
         let person = self.person(unit);
         let settings = &self.histories[unit.history].settings;
+        let on = &self.on[unit.history];
         let mut config = units.configs[&unit.configuration].clone();
         config.threads = self.threads;
         let config = config.resolved(self.bench.model.config()).bad_input("settings")?;
@@ -96,11 +97,13 @@ impl Scene {
                 let inputs = RunInputs {
                     model: self.model.clone(),
                     model_name: self.bench.model_name.clone(),
+                    on: AdapterBelow::list(&settings.on, on),
                     history: HistoryChoice {
                         path: settings.path.clone(),
                         user: Some(person.name.clone()),
                         skip_bad_lines: true,
                         newest: settings.newest,
+                        everybody: false,
                         prompt_field: "prompt".into(),
                         completion_field: "completion".into(),
                         text_field: "text".into(),
@@ -118,6 +121,7 @@ impl Scene {
         let inputs = TrainInputs {
             model: self.bench.model.clone(),
             base_name: &self.bench.model_name,
+            on,
             examples: &preparation.training,
             validation: &preparation.validation,
             config: &config,
@@ -150,6 +154,7 @@ impl Scene {
             text: &self.bench.text,
             earlier: &person.seen,
             queries: &person.queries,
+            on: self.on[unit.history].weights(),
             adapter: adapter.as_ref(),
             other_adapter: other_adapter.as_ref(),
             arms: &arms,
