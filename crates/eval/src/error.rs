@@ -21,6 +21,10 @@ pub enum EvalError {
     Query { arm: &'static str, record: String, source: model::ModelError },
     #[error("arm {arm:?}, record {record:?}: the loss is {value}, expected a finite number")]
     LossNotFinite { arm: &'static str, record: String, value: f64 },
+    #[error("the page that general ability is measured on: {source}")]
+    GeneralAbility { source: model::ModelError },
+    #[error("the page that general ability is measured on cannot be encoded: {reason}")]
+    GeneralText { reason: String },
     #[error("stopped before the evaluation was complete")]
     Stopped,
     #[error("cannot write {path}: {source}")]

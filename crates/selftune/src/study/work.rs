@@ -154,7 +154,7 @@ impl Scene {
             text: &self.bench.text,
             earlier: &person.seen,
             queries: &person.queries,
-            on: self.on[unit.history].weights(),
+            on: &self.on[unit.history].weights(),
             adapter: adapter.as_ref(),
             other_adapter: other_adapter.as_ref(),
             arms: &arms,

@@ -1,0 +1,153 @@
+//! Whether a new adapter takes the place of the one that is in use.
+//!
+//! Four questions, in this order, and the first "no" is the reason: was there enough to learn from and to judge by; is
+//! it better than no adapter on the person's newest records; is it no worse than the adapter in use; is the model still
+//! able to do everything else.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bootstrap::Bootstrap;
+use crate::evaluation::{Estimate, Evaluation, Outcome, outcome, paired};
+use crate::general::{GeneralAbility, LOSS_RISE_MAX};
+use crate::metrics::metric_by_name;
+use crate::verdict::{Decision, QUERIES_MIN, judge};
+
+/// Fewer records than this teach a model a few phrases, not a person: nothing learned from them is accepted. With a
+/// quarter held out, this leaves eight to judge by and twenty-four to learn from.
+pub const TRAINED_RECORDS_MIN: usize = 24;
+
+/// The decision with everything that it rests on, as a run folder and an accepted version keep it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Acceptance {
+    pub accepted: bool,
+    /// Why, in a sentence.
+    pub reason: String,
+    pub trained_records: usize,
+    pub queries: usize,
+    /// What [`crate::verdict`] says of the adapter against no adapter; null without enough to judge by.
+    pub verdict: Value,
+    /// Loss per answer token of the new adapter minus that of the one in use; `None` without one.
+    pub minus_earlier: Option<Estimate>,
+    pub general_ability: Option<GeneralAbility>,
+}
+
+/// Decides. `evaluation` has the arms `base` and `adapter`; `earlier` the arm `adapter` with the adapter in use, over
+/// the same queries.
+pub fn accept(
+    trained_records: usize,
+    evaluation: Option<&Evaluation>,
+    earlier: Option<&Evaluation>,
+    general_ability: Option<GeneralAbility>,
+) -> Acceptance {
+    let verdict = evaluation.and_then(judge);
+    let queries = evaluation.map_or(0, Evaluation::query_count);
+    let minus_earlier = evaluation.zip(earlier).and_then(|(new, earlier)| against_earlier(new, earlier));
+    let refusal = if trained_records < TRAINED_RECORDS_MIN {
+        Some(format!("{trained_records} records were trained on, at least {TRAINED_RECORDS_MIN} are needed"))
+    } else if queries < QUERIES_MIN {
+        Some(format!("{queries} records are held out, at least {QUERIES_MIN} are needed to judge an adapter"))
+    } else {
+        match &verdict {
+            None => Some("the adapter could not be compared with the base model".to_owned()),
+            Some(verdict) if verdict.decision == Decision::NotKept => {
+                Some(format!("{}. {}", verdict.headline.trim_start_matches("Not kept: "), verdict.reason))
+            }
+            Some(_) => worse_than_earlier(minus_earlier).or_else(|| general_ability.and_then(forgotten)),
+        }
+    };
+    let reason = match (&refusal, &verdict) {
+        (Some(refusal), _) => refusal.clone(),
+        (None, Some(verdict)) => verdict.reason.clone(),
+        (None, None) => String::new(),
+    };
+    Acceptance {
+        accepted: refusal.is_none(),
+        reason,
+        trained_records,
+        queries,
+        verdict: verdict.map_or(Value::Null, |verdict| verdict.to_json()),
+        minus_earlier,
+        general_ability,
+    }
+}
+
+/// New minus earlier in loss per answer token, over the queries that both were asked.
+fn against_earlier(new: &Evaluation, earlier: &Evaluation) -> Option<Estimate> {
+    let metric = metric_by_name("loss_per_answer_token")?;
+    let (new, earlier) = (&new.arm("adapter")?.rows, &earlier.arm("adapter")?.rows);
+    let same = new.len() == earlier.len() && new.iter().zip(earlier).all(|(new, earlier)| new.id == earlier.id);
+    let found = paired(metric, new, earlier, &Bootstrap::default()).filter(|_| same)?;
+    Some(Estimate { value: found.of_value - found.minus_value, interval: found.interval })
+}
+
+/// A newer adapter knows newer records: it is refused only if it is shown to be worse.
+fn worse_than_earlier(minus_earlier: Option<Estimate>) -> Option<String> {
+    let metric = metric_by_name("loss_per_answer_token")?;
+    let difference = minus_earlier?;
+    (outcome(metric, difference) == Outcome::Worse).then(|| {
+        format!(
+            "it is worse than the adapter in use by {:+.3} nats per answer token on the same records",
+            difference.value
+        )
+    })
+}
+
+fn forgotten(ability: GeneralAbility) -> Option<String> {
+    // A loss that is no number is no ability either.
+    (!ability.is_kept()).then(|| {
+        format!(
+            "general ability fell: the loss on a page of a book went from {:.3} to {:.3} nats a token, at most \
+             {LOSS_RISE_MAX} more are allowed",
+            ability.loss_without, ability.loss_with
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arms::ARMS;
+    use crate::evaluation::QueryRow;
+    use crate::metrics::text_metrics;
+
+    /// Base and adapter over `queries` queries, with these losses a token and some spread.
+    fn evaluation(queries: usize, base: f64, adapter: f64) -> Evaluation {
+        let rows = |loss: f64| -> Vec<QueryRow> {
+            let row = |index: usize| QueryRow {
+                id: index.to_string(),
+                gold: "g".into(),
+                loss_sum: Some((loss + (index % 3) as f64 * 0.1) * 4.0),
+                answer_tokens: 4,
+                ..QueryRow::default()
+            };
+            (0..queries).map(row).collect()
+        };
+        let arms = vec![(&ARMS[0], rows(base)), (&ARMS[2], rows(adapter))];
+        Evaluation::from_rows(arms, text_metrics(), Bootstrap::default()).unwrap()
+    }
+
+    fn ability(rise: f64) -> Option<GeneralAbility> {
+        Some(GeneralAbility { loss_without: 3.0, loss_with: 3.0 + rise, tokens: 500 })
+    }
+
+    #[test]
+    fn every_condition_can_refuse_and_says_why() {
+        let (good, bad) = (evaluation(12, 3.0, 2.0), evaluation(12, 2.0, 2.5));
+        let accepted = accept(30, Some(&good), None, ability(0.1));
+        assert!(accepted.accepted && accepted.reason.contains("2.1"), "{}", accepted.reason);
+        assert!(accept(30, Some(&good), Some(&good), ability(0.5)).accepted, "equal to the one in use");
+        for (acceptance, words) in [
+            (accept(23, Some(&good), None, ability(0.0)), "23 records"),
+            (accept(30, Some(&evaluation(7, 3.0, 2.0)), None, ability(0.0)), "7 records are held out"),
+            (accept(30, None, None, None), "0 records are held out"),
+            (accept(30, Some(&bad), None, ability(0.0)), "worse than the base"),
+            (accept(30, Some(&good), Some(&evaluation(12, 3.0, 1.5)), ability(0.0)), "+0.500"),
+            (accept(30, Some(&good), None, ability(0.51)), "general ability fell"),
+            (accept(30, Some(&good), None, ability(f64::NAN)), "general ability fell"),
+        ] {
+            assert!(!acceptance.accepted, "{acceptance:?}");
+            assert!(acceptance.reason.contains(words), "{} has no {words:?}", acceptance.reason);
+        }
+    }
+}
