@@ -2,7 +2,7 @@
 
 use crate::FormatError;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Who may read a written file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,52 @@ pub(crate) fn create_private_folder(path: &Path) -> Result<(), FormatError> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(path).map_err(|source| FormatError::write(path, source))
+}
+
+/// A folder that nobody sees under its name before it is complete: made beside its place under another name, and taken
+/// away again unless it is kept. Only its owner can look into it.
+#[derive(Debug)]
+pub struct NewFolder {
+    folder: tempfile::TempDir,
+    place: PathBuf,
+}
+
+impl NewFolder {
+    /// Begins a folder that is to be at `place`, where nothing may be.
+    pub fn begin(place: &Path) -> Result<Self, FormatError> {
+        refuse_existing(place)?;
+        let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        create_private_folder(parent)?;
+        let folder = tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempdir_in(parent);
+        let folder = folder.map_err(|source| FormatError::write(place, source))?;
+        Ok(Self { folder, place: place.to_owned() })
+    }
+
+    /// Where it is until it is kept.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Puts the folder in its place, if nothing has come there meanwhile.
+    pub fn keep(self) -> Result<(), FormatError> {
+        refuse_existing(&self.place)?;
+        sync_folder(&self.folder.path().join("."));
+        std::fs::rename(self.folder.path(), &self.place).map_err(|source| FormatError::write(&self.place, source))?;
+        // Nothing is left under the other name.
+        let _ = self.folder.keep();
+        sync_folder(&self.place);
+        Ok(())
+    }
+}
+
+fn refuse_existing(place: &Path) -> Result<(), FormatError> {
+    match std::fs::symlink_metadata(place) {
+        Ok(_) => {
+            let source = std::io::Error::new(std::io::ErrorKind::AlreadyExists, "it exists and is not overwritten");
+            Err(FormatError::write(place, source))
+        }
+        Err(_) => Ok(()),
+    }
 }
 
 /// Syncs a temporary file, renames it to `path`, and syncs the folder so that the name survives a power cut too.
@@ -79,6 +125,24 @@ mod tests {
         write(&path, b"two", Readers::OwnerOnly).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_new_folder_appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("deep/model");
+        let begun = NewFolder::begin(&place).unwrap();
+        std::fs::write(begun.path().join("config.json"), "{}").unwrap();
+        assert!(!place.exists());
+        drop(begun);
+        assert_eq!(std::fs::read_dir(folder.path().join("deep")).unwrap().count(), 0, "what is not kept is gone");
+        let begun = NewFolder::begin(&place).unwrap();
+        std::fs::write(begun.path().join("config.json"), "{}").unwrap();
+        begun.keep().unwrap();
+        assert_eq!(std::fs::read_dir(folder.path().join("deep")).unwrap().count(), 1);
+        assert!(place.join("config.json").is_file());
+        let error = NewFolder::begin(&place).unwrap_err().to_string();
+        assert!(error.contains("deep/model") && error.contains("not overwritten"), "{error}");
     }
 
     #[test]

@@ -21,10 +21,12 @@ mod mapped;
 mod mlx;
 mod model_source;
 pub mod quantize;
+mod rewrite;
 mod safetensors_file;
 mod special_tokens;
 mod tensor_encoding;
 
+pub use atomic_write::NewFolder;
 pub use describe::{ModelSummary, TensorSummary, describe_model};
 pub use error::FormatError;
 pub use gguf::GgufTokenizer;
@@ -33,6 +35,7 @@ pub use load::{
     map_through_file,
 };
 pub use model_source::{SourceDescription, TokenizerSource, format_names};
+pub use rewrite::{ModelRewrite, RewriteOptions, WrittenWeights};
 pub use special_tokens::SpecialTokens;
 
 /// Key of [`LoadedModel::config`] that only GGUF files with a `rope_freqs` tensor give (Llama 3): a list of head_dim / 2

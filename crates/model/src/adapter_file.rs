@@ -96,13 +96,19 @@ impl AdapterStack {
 
     /// As [`Self::from_files`] for any model of this configuration, whichever the adapters were trained on.
     pub fn for_config(files: &[(String, AdapterFile)], config: &ModelConfig) -> Result<Self, ModelError> {
-        let mut stack = Self::default();
+        let entries = Self::check_order(files)?;
+        let adapters = files.iter().map(|(_, file)| AdapterWeights::from_matrices(file, config));
+        Ok(Self { adapters: adapters.collect::<Result<_, _>>()?, entries })
+    }
+
+    /// Checks only that each of `files` stands on the adapters that it was trained on top of, and identifies them.
+    pub fn check_order(files: &[(String, AdapterFile)]) -> Result<Vec<StackEntry>, ModelError> {
+        let mut entries = Vec::new();
         for (name, file) in files {
-            check_stack(file, &stack.entries)?;
-            stack.adapters.push(AdapterWeights::from_matrices(file, config)?);
-            stack.entries.push(StackEntry { name: name.clone(), content_hash: file.content_hash() });
+            check_stack(file, &entries)?;
+            entries.push(StackEntry { name: name.clone(), content_hash: file.content_hash() });
         }
-        Ok(stack)
+        Ok(entries)
     }
 
     /// As [`crate::TrainingSession::stacked`] and [`crate::Generator::stacked`] take them.

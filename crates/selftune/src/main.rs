@@ -4,6 +4,7 @@ mod commands;
 mod evaluation;
 mod failure;
 mod governing;
+mod merging;
 mod model_store;
 mod preparation;
 mod serving;

@@ -138,7 +138,7 @@ fn user_cache_folder() -> Option<PathBuf> {
 }
 
 /// SHA-256 over the identity and every tensor's name, encoding, shape and bytes.
-fn content_hash(source: &ModelSource, progress: Progress) -> String {
+pub(crate) fn content_hash(source: &ModelSource, progress: Progress) -> String {
     let mut tensors: Vec<_> = source.tensors.iter().collect();
     tensors.sort_by(|one, two| one.name.cmp(&two.name));
     let bytes = |tensor: &&crate::tensor_encoding::SourceTensor| tensor.stored_len();

@@ -7,4 +7,5 @@ mod gguf_files;
 mod hostile;
 mod hugging_face;
 mod mlx_folders;
+mod rewritten;
 mod support;

@@ -31,6 +31,8 @@ commands! {
     Study = study,
     Generate = generate,
     Chat = chat,
+    Merge = merge,
+    Export = export,
     Inspect = inspect,
     Bench = bench,
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod commands;
 mod hub;
+mod merging;
 mod real_model;
 mod stages;
 mod study;
