@@ -48,7 +48,7 @@ fn date_time(date: jiff::civil::Date) -> Option<i64> {
     Some(date.to_zoned_datetime(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_second())
 }
 
-fn text_time(text: &str) -> Option<i64> {
+pub(crate) fn text_time(text: &str) -> Option<i64> {
     let text = text.trim();
     if text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return year_time(text.parse().ok()?);

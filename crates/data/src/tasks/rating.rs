@@ -21,7 +21,7 @@ const OTHER_ANSWER: &str = "score";
 
 /// Fields that describe what was rated where there is no text of a review, in the order in which they are shown, each
 /// with what stands before it.
-const DESCRIBING: [(&str, &str); 9] = [
+const DESCRIBING: [(&str, &str); 10] = [
     ("brand", ""),
     ("title", ""),
     ("variety", ""),
@@ -30,6 +30,7 @@ const DESCRIBING: [(&str, &str); 9] = [
     ("style", ""),
     ("country", ""),
     ("year", ""),
+    ("published", ""),
     ("summary", ""),
 ];
 

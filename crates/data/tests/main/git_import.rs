@@ -104,7 +104,7 @@ fn an_authors_commits_become_a_history() {
 
     // The file it writes is a history that reads back the same.
     let path = repository.path().join("history.jsonl");
-    write_history(&path, &import).unwrap();
+    write_history(&path, &import, false, false).unwrap();
     let history = read_history(&path, &ReadOptions::default()).unwrap();
     assert_eq!(history.records.iter().map(|record| record.answer()).collect::<Vec<_>>(), subjects);
     assert!(

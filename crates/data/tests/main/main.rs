@@ -5,6 +5,7 @@ mod bundled;
 mod examples;
 mod git_import;
 mod history;
+mod imports;
 mod masks;
 mod real_model;
 mod support;

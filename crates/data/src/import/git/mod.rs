@@ -7,17 +7,23 @@
 mod digest;
 mod people;
 
+use super::lines::read_limited_line;
 use digest::CommitDigest;
 use people::People;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// This importer in the list.
-pub const IMPORTER: super::Importer =
-    super::Importer { name: "git", about: "one author's commits: a digest of each change and its subject line" };
+pub const IMPORTER: super::Importer = super::Importer {
+    name: "git",
+    about: "one author's commits: a digest of each change and its subject line",
+    how_to: "Give a folder inside the repository, and part of your name or e-mail address.",
+    needs: super::Needs { me: false, columns: false },
+    read: None,
+};
 
 /// What to import.
 #[derive(Debug, Clone)]
@@ -138,14 +144,6 @@ pub enum GitError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The history file cannot be written.
-    #[error("{}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
 }
 
 fn shallow_note(boundary_count: usize) -> String {
@@ -215,22 +213,20 @@ pub fn import_git(options: &GitImportOptions) -> Result<GitImport, GitError> {
     Ok(import)
 }
 
-/// Writes the records as a history, one a line; the file is whole or not there.
-pub fn write_history(path: &Path, import: &GitImport) -> Result<(), GitError> {
-    use std::io::Write;
-    let write_error = |source| GitError::Write { path: path.to_path_buf(), source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(write_error)?;
-    let mut out = std::io::BufWriter::new(file.as_file_mut());
+/// Writes the records as a history, one a line; the file is whole or not there. Personal details are replaced if `mask`.
+pub fn write_history(
+    path: &Path,
+    import: &GitImport,
+    mask: bool,
+    replace: bool,
+) -> Result<super::Imported, super::ImportError> {
+    let options = super::ImportOptions { mask, ..super::ImportOptions::default() };
+    let mut sink = super::Sink::create(path, &options, replace)?;
     for record in &import.records {
-        serde_json::to_writer(&mut out, record).map_err(|error| write_error(error.into()))?;
-        out.write_all(b"\n").map_err(write_error)?;
+        let commit = record.get("commit").and_then(Value::as_str).unwrap_or("commit");
+        sink.take(commit, record.clone())?;
     }
-    out.flush().map_err(write_error)?;
-    drop(out);
-    file.as_file().sync_all().map_err(write_error)?;
-    file.persist(path).map_err(|error| write_error(error.error))?;
-    Ok(())
+    sink.finish()
 }
 
 /// Sorts by time and writes one name for the author into all records: names change over the years.
@@ -421,9 +417,10 @@ impl Repository {
         let read_error = |source| GitError::Read { command: "log", source };
         let stdout = log.child.stdout.take().expect("the output is piped");
         let mut lines = BufReader::with_capacity(1 << 16, stdout);
+        let next_line = |lines: &mut _, line: &mut _| Ok(read_limited_line(lines, line, LINE_BYTES_MAX)? > 0);
         let (mut line, mut read_count) = (Vec::new(), 0);
         let mut current: Option<CommitDigest> = None;
-        while import.records.len() < limit && read_limited_line(&mut lines, &mut line).map_err(read_error)? {
+        while import.records.len() < limit && next_line(&mut lines, &mut line).map_err(read_error)? {
             if line.first() == Some(&RECORD_MARK) {
                 self.take(current.take(), import);
                 let header = String::from_utf8_lossy(&line[1..]);
@@ -493,27 +490,6 @@ impl Drop for Log {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Reads one line without its end, at most [`LINE_BYTES_MAX`] bytes of it; `false` at the end.
-fn read_limited_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::Result<bool> {
-    line.clear();
-    let mut any = false;
-    loop {
-        let buffer = input.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok(any);
-        }
-        any = true;
-        let end = buffer.iter().position(|byte| *byte == b'\n');
-        let length = end.unwrap_or(buffer.len());
-        let room = LINE_BYTES_MAX.saturating_sub(line.len());
-        line.extend_from_slice(&buffer[..length.min(room)]);
-        input.consume(end.map_or(length, |end| end + 1));
-        if end.is_some() {
-            return Ok(true);
-        }
     }
 }
 

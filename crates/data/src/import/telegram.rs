@@ -1,0 +1,144 @@
+//! The JSON export of Telegram Desktop: one chat, or all of them.
+
+use super::conversation::{Conversation, Said};
+use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, is_me, open};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::HashSet;
+use std::io::BufReader;
+
+/// This importer in the list.
+pub const IMPORTER: Importer = Importer {
+    name: "telegram",
+    about: "chats: what others wrote, and how you answered",
+    how_to: "In Telegram Desktop open the chat, then its menu: Export chat history; or Settings, Advanced, Export Telegram\n\
+             data for all chats. Choose the format \"Machine-readable JSON\". The file is result.json. Say with --me how you\n\
+             are named in it (from or from_id). Channels, forwarded messages and attachments are left out.",
+    needs: Needs { me: true, columns: false },
+    read: Some(read),
+};
+
+/// One chat, or a list of all of them.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Export {
+    chats: Option<Chats>,
+    name: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    messages: Vec<Message>,
+}
+
+#[derive(Deserialize)]
+struct Chats {
+    list: Vec<Chat>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Chat {
+    name: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    messages: Vec<Message>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Message {
+    id: i64,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    date_unixtime: Option<Value>,
+    date: Option<String>,
+    from: Option<String>,
+    from_id: Option<Value>,
+    forwarded_from: Option<Value>,
+    text: Value,
+}
+
+fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
+    for path in &options.sources {
+        let path = &file_of(path, "result.json");
+        let export: Export = serde_json::from_reader(BufReader::new(open(path)?)).map_err(|error| {
+            let reason =
+                format!("line {}, column {}: {}", error.line(), error.column(), crate::read::explained(&error));
+            ImportError::source(path, format!("not an export of Telegram: {reason}"))
+        })?;
+        let Export { chats, name, kind, messages } = export;
+        let chats = chats.map_or_else(|| vec![Chat { name, kind, messages }], |chats| chats.list);
+        let mut names: HashSet<&str> = HashSet::new();
+        let mut is_there = false;
+        for message in chats.iter().flat_map(|chat| &chat.messages) {
+            is_there |= message.is_mine(options);
+            names.extend(message.from.as_deref());
+        }
+        if !is_there {
+            let mut names: Vec<&str> = names.into_iter().collect();
+            names.sort_unstable();
+            names.truncate(20);
+            let reason = format!("nobody in it is named as --me says; the names are: {}", names.join(", "));
+            return Err(ImportError::source(path, reason));
+        }
+        for chat in chats {
+            read_chat(chat, &path.display().to_string(), options, sink)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_chat(chat: Chat, file: &str, options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
+    let name = chat.name.as_deref().unwrap_or("chat");
+    if chat.kind.as_deref().is_some_and(|kind| kind.contains("channel")) {
+        sink.leave_many(format!("{file}, {name}"), "messages of channels", chat.messages.len());
+        return Ok(());
+    }
+    let people: HashSet<&str> = chat.messages.iter().filter_map(|message| message.from.as_deref()).collect();
+    let mut conversation = Conversation::new(people.len() > 2);
+    for message in &chat.messages {
+        let place = format!("{file}, {name}, message {}", message.id);
+        if message.kind.as_deref() != Some("message") {
+            sink.leave(place, "notices of the program");
+        } else if message.forwarded_from.as_ref().is_some_and(|from| !from.is_null()) {
+            sink.leave(place, "forwarded messages");
+        } else if let Some(time) = message.time() {
+            let text = message.text();
+            if text.trim().is_empty() {
+                sink.leave(place, "pictures and other attachments");
+                continue;
+            }
+            let (by, is_me) = (message.from.clone().unwrap_or_default(), message.is_mine(options));
+            conversation.add(Said { time, by, is_me, text, place }, sink)?;
+        } else {
+            sink.leave(place, "messages without a time");
+        }
+    }
+    conversation.finish(sink)
+}
+
+impl Message {
+    fn is_mine(&self, options: &ImportOptions) -> bool {
+        let id = self.from_id.as_ref().map(|id| id.as_str().map_or_else(|| id.to_string(), String::from));
+        self.from.iter().chain(&id).any(|name| is_me(options, name))
+    }
+
+    fn time(&self) -> Option<i64> {
+        match &self.date_unixtime {
+            Some(Value::String(text)) => text.parse().ok(),
+            Some(Value::Number(number)) => number.as_i64(),
+            _ => crate::time::text_time(self.date.as_deref()?),
+        }
+    }
+
+    /// A text, or pieces of which some are objects with a text.
+    fn text(&self) -> String {
+        match &self.text {
+            Value::String(text) => text.clone(),
+            Value::Array(pieces) => {
+                let text = |piece: &Value| piece.as_str().or_else(|| piece.get("text")?.as_str()).map(String::from);
+                pieces.iter().filter_map(text).collect()
+            }
+            _ => String::new(),
+        }
+    }
+}
