@@ -122,6 +122,8 @@ impl Bm25 {
         }
         let mean_length = self.lengths_before[documents] as f64 / documents as f64;
         let floor = EPSILON * self.mean_idf[documents];
+        // k1 * (1 - b + b * |d| / mean |d|) is base + slope * |d|; records without a word have no mean, and no postings.
+        let (base, slope) = (K1 * (1.0 - B), K1 * B / mean_length);
         for (term, repeats) in self.query_terms(query) {
             let postings = &self.postings[term];
             let with = postings.partition_point(|(document, _)| (*document as usize) < documents);
@@ -129,11 +131,11 @@ impl Bm25 {
                 continue;
             }
             let idf = ((documents - with) as f64 + 0.5).ln() - (with as f64 + 0.5).ln();
-            let idf = if idf < 0.0 { floor } else { idf } * f64::from(repeats);
+            // What does not depend on the record is taken out of the loop: it runs once for every record with the word.
+            let weight = if idf < 0.0 { floor } else { idf } * f64::from(repeats) * (K1 + 1.0);
             for (document, count) in &postings[..with] {
                 let (document, count) = (*document as usize, f64::from(*count));
-                let length = f64::from(self.lengths[document]) / mean_length;
-                scores[document] += idf * (count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length)));
+                scores[document] += weight * count / (count + base + slope * f64::from(self.lengths[document]));
             }
         }
         scores

@@ -1,5 +1,7 @@
 //! Examples: tokens and which of them are learned.
 
+use crate::retrieve::RetrievalMethod;
+
 /// What is learned of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -22,6 +24,10 @@ pub struct ExampleOptions {
     pub retrieved_records: usize,
     /// The most tokens that one earlier record may take.
     pub retrieved_tokens_max: usize,
+    /// How earlier records are chosen.
+    pub retriever: RetrievalMethod,
+    /// Seed of the choice by chance.
+    pub retriever_seed: u64,
     /// What is learned.
     pub supervise: Supervise,
 }
@@ -35,6 +41,8 @@ impl Default for ExampleOptions {
             tokens_max: 1024,
             retrieved_records: 0,
             retrieved_tokens_max: 96,
+            retriever: RetrievalMethod::Bm25,
+            retriever_seed: 0,
             supervise: Supervise::Answers,
         }
     }

@@ -28,7 +28,7 @@ pub use error::{DataError, ExampleError, TextError};
 pub use example::{Example, ExampleOptions, Prompt, RETRIEVED_RECORDS_MAX, Supervise, Truncation};
 pub use read::{OnBadLine, ReadOptions, read_history, read_question};
 pub use record::{DEFAULT_USER, HeldOut, History, Message, Noticed, Record, RecordBody, SkippedLine, Split};
-pub use retrieve::{Found, Retriever};
+pub use retrieve::{Found, RETRIEVAL_METHODS, RetrievalMethod, Retriever};
 pub use tasks::{AnswerKind, ColumnNames, Cut, TASKS, Task, task_by_name};
 pub use text::{Encoded, MarkedText, StreamDecoder, TextOptions, TextPipeline};
 pub use time::PinnedDate;

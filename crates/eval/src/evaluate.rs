@@ -167,7 +167,7 @@ fn prepare<'a>(
     arms: &[&'static Arm],
 ) -> Result<(Vec<Query<'a>>, Vec<SkippedQuery>), EvalError> {
     let earlier: Vec<Record> = inputs.earlier.iter().chain(inputs.queries).cloned().collect();
-    let retriever = Retriever::new(&earlier);
+    let retriever = Retriever::for_options(&earlier, &inputs.options);
     let mut queries = Vec::with_capacity(inputs.queries.len());
     let mut skipped = Vec::new();
     for record in inputs.queries {

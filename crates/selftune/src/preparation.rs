@@ -87,6 +87,8 @@ pub struct Preparation {
     pub held_out: Vec<Record>,
     pub records: usize,
     pub left_out: Vec<LeftOut>,
+    /// What bears on what can be learned, though no record is at fault.
+    pub noticed: Vec<data::Noticed>,
 }
 
 /// Divides a history by time (training, then validation, then held out) and turns it into examples.
@@ -97,8 +99,8 @@ pub fn prepare(
     hold_out: HoldOut,
 ) -> Result<Preparation, Failure> {
     let Division { seen, validation: given_validation, held_out } = divide(history, hold_out)?;
-    let retriever = Retriever::new(&seen);
     let options = example_options(config);
+    let retriever = Retriever::for_options(&seen, &options);
     let mut left_out: Vec<LeftOut> = (history.skipped.iter())
         .map(|skipped| LeftOut {
             place: format!("{}:{}", skipped.file.display(), skipped.line),
@@ -132,7 +134,8 @@ pub fn prepare(
     };
     let examples_only = |examples: Vec<(String, Example)>| examples.into_iter().map(|(_, example)| example).collect();
     let (training, validation) = (examples_only(examples), examples_only(validation));
-    Ok(Preparation { training, validation, held_out, records: history.records.len(), left_out })
+    let noticed = history.noticed.clone();
+    Ok(Preparation { training, validation, held_out, records: history.records.len(), left_out, noticed })
 }
 
 /// Takes `count` of the newest examples out, spread over the people: everybody's newest, then everybody's second
@@ -175,6 +178,8 @@ pub fn example_options(config: &TrainConfig) -> ExampleOptions {
         tokens_max: config.tokens_max,
         retrieved_records: config.retrieved_records,
         retrieved_tokens_max: config.retrieved_tokens_max,
+        retriever: config.retriever,
+        retriever_seed: config.seed,
         supervise: config.supervise,
     }
 }
@@ -193,6 +198,7 @@ impl Preparation {
             "held_out_records": self.held_out.len(),
             "truncated_examples": self.truncated(),
             "left_out": self.left_out,
+            "noticed": self.noticed,
         })
     }
 
@@ -224,6 +230,9 @@ impl Preparation {
             if self.left_out.len() > 5 {
                 terminal.line(format!("    ... and {} more", self.left_out.len() - 5));
             }
+        }
+        for noticed in &self.noticed {
+            terminal.line(format!("  note: {} {}", count(noticed.count), noticed.what));
         }
         if let Some(example) = self.training.last() {
             terminal.heading(format!("One example ({} tokens, {MARK}learned{MARK:#})", example.tokens.len()));

@@ -231,6 +231,9 @@ pub struct HistoryArguments {
     /// Use only the newest N records
     #[arg(long, value_name = "N")]
     pub newest: Option<usize>,
+    /// Read every record as this task, where the fields alone could mean another (tweet, rating, movie_tag ...)
+    #[arg(long, value_name = "TASK", value_parser = clap::builder::PossibleValuesParser::new(data::TASKS.iter().map(|task| task.name())))]
+    pub task: Option<String>,
     /// Name of the prompt field in prompt/completion records
     #[arg(long, default_value = "prompt", value_name = "FIELD")]
     pub prompt_field: String,
@@ -252,6 +255,9 @@ pub struct HistoryChoice {
     /// Everybody's records in the file: the task stage.
     #[serde(default)]
     pub everybody: bool,
+    /// The task that every record is read as; recognised where none is named.
+    #[serde(default)]
+    pub task: Option<String>,
     pub prompt_field: String,
     pub completion_field: String,
     pub text_field: String,
@@ -265,6 +271,7 @@ impl HistoryChoice {
             skip_bad_lines: arguments.skip_bad_lines,
             newest: arguments.newest,
             everybody: false,
+            task: arguments.task.clone(),
             prompt_field: arguments.prompt_field.clone(),
             completion_field: arguments.completion_field.clone(),
             text_field: arguments.text_field.clone(),
@@ -302,7 +309,7 @@ impl HistoryChoice {
         let options = ReadOptions {
             user: self.user.clone(),
             on_bad_line: if self.skip_bad_lines { data::OnBadLine::Skip } else { data::OnBadLine::Stop },
-            task: None,
+            task: self.task.as_deref().and_then(data::task_by_name),
             columns: data::ColumnNames {
                 prompt: self.prompt_field.clone(),
                 completion: self.completion_field.clone(),

@@ -32,9 +32,16 @@ pub(super) struct Store {
     /// By message id.
     by_id: HashMap<String, usize>,
     mine: Vec<usize>,
+    /// Whether lines that begin with `From ` were marked in the files, as in an mbox.
+    is_marked: bool,
 }
 
 impl Store {
+    /// Messages of files in which lines that begin with `From ` have a mark before.
+    pub fn marked() -> Store {
+        Store { is_marked: true, ..Store::default() }
+    }
+
     pub fn add_file(&mut self, path: &Path) {
         self.files.push(path.to_path_buf());
     }
@@ -72,7 +79,7 @@ impl Store {
         file.seek(SeekFrom::Start(stored.offset))?;
         let mut bytes = Vec::new();
         file.take(stored.length.min(MESSAGE_BYTES_MAX) as u64).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        Ok(if self.is_marked { unmarked(&bytes) } else { bytes })
     }
 
     /// Puts the person's messages into the sink.
@@ -135,6 +142,17 @@ impl Store {
         let (words, _) = own_words(&plain_text(&original));
         Some((from, cut(&words)))
     }
+}
+
+/// A message without the mark before lines that begin with `From `, however many marks they had (mboxrd).
+fn unmarked(bytes: &[u8]) -> Vec<u8> {
+    let mut unmarked = Vec::with_capacity(bytes.len());
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        let marks = line.iter().take_while(|byte| **byte == b'>').count();
+        let is_marked = marks > 0 && line[marks..].starts_with(b"From ");
+        unmarked.extend_from_slice(&line[usize::from(is_marked)..]);
+    }
+    unmarked
 }
 
 /// The last id of a header that holds one or several.

@@ -18,7 +18,7 @@ pub const IMPORTER: Importer = Importer {
 fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
     let mut store = Store::default();
     for folder in &options.sources {
-        for path in files_below(folder, sink)? {
+        for path in files_below(folder, true, sink)? {
             let parent =
                 path.parent().and_then(|parent| parent.file_name()).map(|name| name.to_string_lossy().into_owned());
             let is_message = matches!(parent.as_deref(), Some("cur" | "new"))

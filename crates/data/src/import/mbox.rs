@@ -21,7 +21,7 @@ pub const IMPORTER: Importer = Importer {
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
-    let mut store = Store::default();
+    let mut store = Store::marked();
     for path in &options.sources {
         store.add_file(path);
         each_message(path, |bytes, offset, length| store.add(bytes, offset, length, options, sink))?;

@@ -32,7 +32,7 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
             read_note(source, sink)?;
             continue;
         }
-        for path in files_below(source, sink)? {
+        for path in files_below(source, false, sink)? {
             read_note(&path, sink)?;
         }
     }
@@ -40,7 +40,7 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
 }
 
 /// The files of a folder and its folders, in the order of their names; links are not followed, so there is no circle.
-pub(super) fn files_below(folder: &Path, sink: &mut Sink) -> Result<Vec<PathBuf>, ImportError> {
+pub(super) fn files_below(folder: &Path, with_hidden: bool, sink: &mut Sink) -> Result<Vec<PathBuf>, ImportError> {
     let mut files = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), 0)];
     while let Some((folder, depth)) = folders.pop() {
@@ -55,7 +55,7 @@ pub(super) fn files_below(folder: &Path, sink: &mut Sink) -> Result<Vec<PathBuf>
         for entry in entries.flatten() {
             let path = entry.path();
             let Ok(kind) = entry.file_type() else { continue };
-            if entry.file_name().to_string_lossy().starts_with('.') && kind.is_dir() {
+            if !with_hidden && entry.file_name().to_string_lossy().starts_with('.') && kind.is_dir() {
                 sink.leave(path.display(), "hidden folders");
             } else if kind.is_symlink() {
                 sink.leave(path.display(), "links to other places");

@@ -100,8 +100,13 @@ fn what_does_not_fit_goes_in_order_and_the_answer_never() {
         (0..6).map(|place| record("me", place, completion(&format!("{place} {long}"), "the answer"))).collect();
     let retriever = Retriever::new(&history);
     let build = |tokens_max, retrieved_records| {
-        let options =
-            ExampleOptions { tokens_max, retrieved_records, retrieved_tokens_max: 60, supervise: Supervise::Answers };
+        let options = ExampleOptions {
+            tokens_max,
+            retrieved_records,
+            retrieved_tokens_max: 60,
+            supervise: Supervise::Answers,
+            ..ExampleOptions::default()
+        };
         build_example(&pipeline, &history[5], &retriever, &options)
     };
     let whole = build(100_000, 4).unwrap();
@@ -241,6 +246,7 @@ fn a_thousand_hostile_records_give_examples_within_bounds_or_typed_errors() {
                 retrieved_records: random.below(7),
                 retrieved_tokens_max: random.below(30),
                 supervise: [Supervise::Answers, Supervise::LastAnswer, Supervise::All][random.below(3)],
+                ..ExampleOptions::default()
             };
             let record = &history[random.below(history.len())];
             match build_example(pipeline, record, &retriever, &options) {

@@ -1,5 +1,6 @@
 //! Text, retrieval and examples against goldens of other programs, and properties of every example.
 
+mod benchmark_files;
 mod bm25_goldens;
 mod bundled;
 mod examples;

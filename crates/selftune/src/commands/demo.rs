@@ -198,6 +198,7 @@ impl Demo<'_> {
             skip_bad_lines: false,
             newest: Some(self.records),
             everybody: false,
+            task: None,
             prompt_field: "prompt".into(),
             completion_field: "completion".into(),
             text_field: "text".into(),

@@ -55,6 +55,9 @@ pub struct Arguments {
     /// Earlier records shown by the arms with retrieval
     #[arg(long, default_value_t = 4, value_name = "N")]
     retrieve: usize,
+    /// How they are chosen: bm25 (words in common), or as controls recency or random [default: as the run was trained]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(data::RETRIEVAL_METHODS.map(|(_, name)| name)))]
+    retriever: Option<String>,
     /// Ask only about the newest N held-out records
     #[arg(long, value_name = "N")]
     queries: Option<usize>,
@@ -139,6 +142,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         arms,
         options: ExampleOptions {
             retrieved_records: arguments.retrieve,
+            retriever: (arguments.retriever.as_deref().and_then(data::RetrievalMethod::by_name))
+                .unwrap_or(subject.options.retriever),
             tokens_max: subject.options.tokens_max.min(bench.model.config().context_tokens_max),
             ..subject.options
         },

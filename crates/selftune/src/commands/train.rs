@@ -35,7 +35,7 @@ pub struct Arguments {
     data: Option<PathBuf>,
     /// Go on with the run in this folder; takes everything else from there (--model only says where it lies now)
     #[arg(long, value_name = "RUN", conflicts_with_all = [
-        "on", "stage", "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines",
+        "on", "stage", "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines", "task",
         "prompt_field", "completion_field", "text_field", "quantize_bits", "quantize_group_size",
     ])]
     resume: Option<PathBuf>,

@@ -4,6 +4,7 @@ mod bad_input;
 mod commands;
 mod hub;
 mod merging;
+mod imports;
 mod real_model;
 mod stages;
 mod study;

@@ -77,6 +77,9 @@ pub struct TrainConfig {
     pub retrieved_records: usize,
     /// The most tokens that one earlier record takes.
     pub retrieved_tokens_max: usize,
+    /// How earlier records are chosen: `bm25`, or as controls `recency` or `random` (by `seed`).
+    #[serde(default)]
+    pub retriever: data::RetrievalMethod,
     /// Which tokens are targets: `answers`, `last_answer` or `all`.
     pub supervise: Supervise,
 

@@ -49,6 +49,7 @@ fn default() -> TrainConfig {
         tokens_max: 1024,
         retrieved_records: 0,
         retrieved_tokens_max: 96,
+        retriever: data::RetrievalMethod::Bm25,
         supervise: Supervise::Answers,
         validation_fraction: 0.1,
         validation_records_min: 4,
