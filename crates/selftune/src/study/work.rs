@@ -104,6 +104,7 @@ impl Scene {
                         skip_bad_lines: true,
                         newest: settings.newest,
                         everybody: false,
+                        task: None,
                         prompt_field: "prompt".into(),
                         completion_field: "completion".into(),
                         text_field: "text".into(),
