@@ -3,8 +3,8 @@
 mod bad_input;
 mod commands;
 mod hub;
-mod merging;
 mod imports;
+mod merging;
 mod real_model;
 mod stages;
 mod study;
