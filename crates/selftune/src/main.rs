@@ -8,6 +8,7 @@ mod merging;
 mod model_store;
 mod preparation;
 mod serving;
+mod simulation;
 mod study;
 mod terminal;
 mod training;

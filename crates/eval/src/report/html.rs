@@ -285,9 +285,10 @@ fn training_section(curves: &TrainingCurves) -> String {
         last(&curves.validation_loss)
     );
     let marked = curves.best_step.map(|step| (step as f64, format!("best: step {step}")));
-    let loss = line_chart(&LineChart { description, series, marked, from_zero: false });
+    let loss = line_chart(&LineChart { description, across: "optimizer step", series, marked, from_zero: false });
     let rate = line_chart(&LineChart {
         description: "Learning rate over training.".into(),
+        across: "optimizer step",
         series: vec![Series {
             label: "learning rate".into(),
             colour: "c1",

@@ -101,6 +101,34 @@ pub fn write_report(folder: &Path, inputs: &ReportInputs) -> Result<ReportFiles,
     })
 }
 
+/// A curve of a drawing of its own.
+pub struct Curve {
+    pub label: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A drawing of curves as a file of its own, with the report's colours. Its upright axis begins at zero. None if there is
+/// nothing to draw.
+pub fn curves_svg(description: &str, across: &'static str, curves: &[Curve]) -> Option<String> {
+    const COLOURS: [&str; 5] = ["c2", "c4", "c1", "c3", "c0"];
+    let series = curves.iter().zip(COLOURS.into_iter().cycle()).map(|(curve, colour)| charts::Series {
+        label: curve.label.clone(),
+        colour,
+        stroke: charts::Stroke::Line,
+        points: &curve.points,
+    });
+    let chart = charts::LineChart {
+        description: description.to_owned(),
+        across,
+        series: series.collect(),
+        marked: None,
+        from_zero: true,
+    };
+    let (opening, rest) = charts::line_chart(&chart)?.split_once('>').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
+    let style = include_str!("style.css");
+    Some(format!("{opening} xmlns=\"http://www.w3.org/2000/svg\">\n<style>\n{style}</style>{rest}\n"))
+}
+
 pub(crate) fn write_whole(folder: &Path, path: &Path, text: &str) -> std::io::Result<()> {
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(text.as_bytes())?;

@@ -1,6 +1,7 @@
 //! `selftune bench`: measurements that check their own answers.
 
 use crate::failure::{ExitStatus, Failure, Outcome};
+use crate::simulation;
 use crate::terminal::Terminal;
 use kernels::bench::{BenchCase, BenchRow, bench_qlinear};
 use kernels::qlinear::Direction;
@@ -16,6 +17,8 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum What {
     Kernels(KernelArguments),
+    Sustained(simulation::SustainedArguments),
+    Schedules(simulation::ScheduleArguments),
 }
 
 /// The products with frozen weights, both directions, against the ceiling of their instruction.
@@ -68,6 +71,8 @@ fn precision(text: &str) -> Result<Precision, String> {
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     match arguments.what {
         What::Kernels(arguments) => kernels_bench(&arguments, terminal),
+        What::Sustained(arguments) => simulation::sustained(&arguments, terminal),
+        What::Schedules(arguments) => simulation::schedules(&arguments, terminal),
     }
 }
 

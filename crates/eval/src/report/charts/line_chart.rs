@@ -1,4 +1,4 @@
-//! Curves over training steps.
+//! Curves over training steps, or over time.
 
 use super::WIDTH;
 use crate::report::svg::{Anchor, Axis, Svg, drawable};
@@ -31,6 +31,8 @@ pub struct Series<'a> {
 
 pub struct LineChart<'a> {
     pub description: String,
+    /// What the level axis counts.
+    pub across: &'static str,
     pub series: Vec<Series<'a>>,
     /// A vertical mark with its label.
     pub marked: Option<(f64, String)>,
@@ -54,7 +56,7 @@ pub fn line_chart(chart: &LineChart) -> Option<String> {
     for (mark, text) in &steps.marks {
         svg.text("mark", (steps.scale.at(*mark), BOTTOM + 18.0), Anchor::Middle, text);
     }
-    svg.text("name", ((LEFT + RIGHT) / 2.0, HEIGHT - 5.0), Anchor::Middle, "optimizer step");
+    svg.text("name", ((LEFT + RIGHT) / 2.0, HEIGHT - 5.0), Anchor::Middle, chart.across);
     if let Some((step, label)) = chart.marked.as_ref().filter(|(step, _)| drawable(*step)) {
         let x = steps.scale.at(*step);
         svg.line("best", (x, TOP), (x, BOTTOM));
@@ -72,7 +74,7 @@ pub fn line_chart(chart: &LineChart) -> Option<String> {
                         &format!("dot {}", series.colour),
                         at,
                         3.5,
-                        &format!("{}: {value:.3} at step {step}", series.label),
+                        &format!("{}: {value:.3} at {} {step}", series.label, chart.across),
                     );
                 }
             }
@@ -160,7 +162,13 @@ mod tests {
     fn nothing_to_draw_is_no_drawing_and_gaps_are_gaps() {
         let draw = |points: &[(f64, f64)]| {
             let series = Series { label: "loss".into(), colour: "c2", stroke: Stroke::Line, points };
-            line_chart(&LineChart { description: "d".into(), series: vec![series], marked: None, from_zero: false })
+            line_chart(&LineChart {
+                description: "d".into(),
+                across: "step",
+                series: vec![series],
+                marked: None,
+                from_zero: false,
+            })
         };
         assert_eq!(draw(&[]), None);
         assert_eq!(draw(&[(0.0, f64::NAN), (1.0, f64::INFINITY)]), None);
