@@ -2,7 +2,7 @@
 //! Each line says what was computed, how fast (median and fastest run), and the peak it is measured against.
 //! Answers are checked by the tests, not here.
 
-use kernels::{ArenaPlan, AttentionShape, Dropout, Isa, Ops, OpsOptions, Precision, Tensor};
+use kernels::{ArenaPlan, AttentionShape, Dropout, Isa, LoraBackward, LoraForward, Ops, OpsOptions, Precision, Tensor};
 
 /// Whether a line with this name was asked for.
 fn wanted(name: &str) -> bool {
@@ -113,11 +113,13 @@ fn lora(tokens: usize, k: usize, n: usize, rank: usize, rate: f32) {
     let macs = (tokens * rank * (k + n)) as f64;
     let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n)];
     measure(&format!("{name} forward"), "GMAC/s", &shapes, macs, |ops, t| {
-        ops.lora_forward(t[0], t[1], t[2], 1e-3, dropout, t[3], t[4]);
+        let (a, b, scale, hidden, y) = (t[1], t[2], 1e-3, t[3], t[4]);
+        ops.lora_forward(t[0], &[Some(LoraForward { a, b, scale, dropout, hidden, y })]);
     });
     let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n), (rank, k), (n, rank), (tokens, k)];
     measure(&format!("{name} backward"), "GMAC/s", &shapes, 2.0 * macs, |ops, t| {
-        ops.lora_backward(t[0], t[1], t[2], 1e-3, dropout, t[3], t[4], t[5], t[6], Some(t[7]));
+        let (a, b, scale, hidden, dy, da, db) = (t[1], t[2], 1e-3, t[3], t[4], t[5], t[6]);
+        ops.lora_backward(t[0], &[Some(LoraBackward { a, b, scale, dropout, hidden, dy, da, db })], Some(t[7]));
     });
 }
 

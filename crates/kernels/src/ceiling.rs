@@ -3,6 +3,7 @@
 
 use crate::arena::AlignedBuffer;
 use crate::isa::Isa;
+use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::simd::integer::{IntegerKernel, IntegerSimd, dispatch};
 use std::hint::black_box;
@@ -39,7 +40,7 @@ pub fn measure(isa: Isa) -> Ceilings {
         i16_dot_gmac_per_s: rate(Instruction::DotI16),
         i8_dot_gmac_per_s: rate(Instruction::DotI8),
         f32_fma_gmac_per_s: rate(Instruction::FmaF32),
-        read_gbyte_per_s: read_rate(),
+        read_gbyte_per_s: read_rate(isa),
     }
 }
 
@@ -151,23 +152,57 @@ unsafe fn float_loop<S: IntegerSimd, const SUMS: usize>(iterations: usize, opera
 }
 
 /// Reads a buffer larger than most caches once and gives 10^9 bytes per second.
-fn read_rate() -> f64 {
-    const WORDS: usize = (256 << 20) / 8;
-    let buffer = vec![1u64; WORDS];
+fn read_rate(isa: Isa) -> f64 {
+    const BYTES: usize = 256 << 20;
+    let mut buffer = AlignedBuffer::<u8>::zeroed(BYTES);
+    // Pages exist once they are written.
+    buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    let pool = Pool::new(1);
     let mut rates: Vec<f64> = (0..3)
         .map(|_| {
             let start = thread_seconds();
-            let mut sums = [0u64; 16];
-            for part in black_box(&buffer).chunks_exact(16) {
-                for (sum, word) in sums.iter_mut().zip(part) {
-                    *sum = sum.wrapping_add(*word);
-                }
-            }
-            black_box(sums);
-            (WORDS * 8) as f64 / (thread_seconds() - start) / 1e9
+            read_bytes(isa, &pool, black_box(&buffer));
+            BYTES as f64 / (thread_seconds() - start) / 1e9
         })
         .collect();
     median(&mut rates)
+}
+
+/// Reads all of `bytes` with the widest loads, piece by piece on the workers of `pool`.
+pub(crate) fn read_bytes(isa: Isa, pool: &Pool, bytes: &[u8]) {
+    const PIECE: usize = 1 << 17;
+    pool.run(bytes.len().div_ceil(PIECE), &|piece, _| {
+        let piece = &bytes[piece * PIECE..bytes.len().min((piece + 1) * PIECE)];
+        // SAFETY: the kernel has no conditions besides its slice.
+        unsafe { dispatch(isa, Read(piece)) }
+    });
+}
+
+/// Adds up the whole vectors of a slice.
+struct Read<'a>(&'a [u8]);
+
+impl IntegerKernel for Read<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: IntegerSimd>(self) {
+        const AT_ONCE: usize = 8;
+        let mut sums = [S::zero(); AT_ONCE];
+        for part in self.0.chunks_exact(AT_ONCE * 64) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the part has eight vectors.
+                unsafe {
+                    S::prefetch(part.as_ptr().wrapping_add(2048 + i * 64));
+                    *sum = sum.add_i32(S::load(part.as_ptr().add(i * 64)));
+                }
+            }
+        }
+        let mut result = [0u8; 64];
+        for sum in sums {
+            // SAFETY: the result is one vector.
+            unsafe { sum.store(result.as_mut_ptr()) };
+            black_box(result);
+        }
+    }
 }
 
 /// Seconds that this thread has been running: time given to other processes does not count.

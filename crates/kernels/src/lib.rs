@@ -37,7 +37,7 @@ pub use cores::physical_cores;
 pub use counting::CountingAllocator;
 pub use gate::Activation;
 pub use isa::Isa;
-pub use lora::Dropout;
+pub use lora::{Dropout, LoraBackward, LoraForward};
 pub use map::{MappedFile, map_file};
 pub use ops::{Ops, OpsOptions, Precision};
 pub use pool::Pool;

@@ -4,7 +4,7 @@
 //! T is the number of rows that enter, S the number that leave: all of them, or, in the last block, only the rows
 //! whose output anybody reads ([`BlockRun::selected_rows`]). Keys and values exist for every row.
 
-use kernels::{AttentionShape, Dropout, Ops, RopeTable, Tensor};
+use kernels::{AttentionShape, Dropout, LoraBackward, LoraForward, Ops, RopeTable, Tensor};
 
 use crate::config::ModelConfig;
 use crate::lora::{BlockLora, Lora};
@@ -336,13 +336,15 @@ impl BlockRun<'_> {
             }
             if let (Some(Lora { a, b }), Some(room)) = (self.frozen.of(projection), self.frozen_hidden) {
                 let hidden = room.flat_range(0..x.rows() * a.rows()).reshaped(x.rows(), a.rows());
-                ops.lora_forward(x, a, b, 1.0, Dropout::NONE, hidden, y);
-            }
-            if let Some(Lora { a, b }) = self.lora.of(projection) {
-                let hidden = t.hidden(projection);
-                ops.lora_forward(x, a, b, self.lora_scale, self.dropout(projection), hidden, y);
+                ops.lora_forward(x, &[Some(LoraForward { a, b, scale: 1.0, dropout: Dropout::NONE, hidden, y })]);
             }
         }
+        let trained = outputs.map(|(projection, y)| {
+            let Lora { a, b } = self.lora.of(projection)?;
+            let (scale, dropout, hidden) = (self.lora_scale, self.dropout(projection), t.hidden(projection));
+            Some(LoraForward { a, b, scale, dropout, hidden, y })
+        });
+        ops.lora_forward(x, &trained);
     }
 
     /// The gradients of the adapters on `outputs` and, where wanted, of their common input.
@@ -364,11 +366,13 @@ impl BlockRun<'_> {
             if let (Some(Lora { a, b }), Some(dx)) = (self.frozen.of(projection), dx) {
                 ops.lora_input_grad(a, b, 1.0, dy, dx);
             }
-            if let (Some(Lora { a, b }), Some(d)) = (self.lora.of(projection), gradients.of(projection)) {
-                let hidden = t.hidden(projection);
-                ops.lora_backward(x, a, b, self.lora_scale, self.dropout(projection), hidden, dy, d.a, d.b, dx);
-            }
         }
+        let trained = outputs.map(|(projection, dy)| {
+            let (Lora { a, b }, d) = (self.lora.of(projection)?, gradients.of(projection)?);
+            let (scale, dropout, hidden) = (self.lora_scale, self.dropout(projection), t.hidden(projection));
+            Some(LoraBackward { a, b, scale, dropout, hidden, dy, da: d.a, db: d.b })
+        });
+        ops.lora_backward(x, &trained, dx);
     }
 }
 

@@ -19,6 +19,7 @@ mod projection;
 mod random;
 mod rope;
 mod sampling;
+mod shapes;
 mod step;
 mod synthetic;
 mod weights;
@@ -36,6 +37,7 @@ pub use projection::Projection;
 pub use random::Random;
 pub use rope::RopeConfig;
 pub use sampling::SamplingOptions;
+pub use shapes::{BlockProducts, KNOWN_SHAPES, KnownShape};
 pub use step::{
     NamedGradient, NecessaryWork, Phase, PhaseCost, Prefix, SelectRows, StepLoss, StepOptions, StepPhases, TokenLosses,
     TrainingSession,

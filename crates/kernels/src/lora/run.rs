@@ -3,8 +3,11 @@
 //! Each output element belongs to one task: hidden rows, y and dx to blocks of tokens, da and db to strips of
 //! columns. The common dimension is walked in fixed pieces, so no sum depends on the number of threads.
 
+use std::ops::Range;
+
 use super::dropout::{Dropout, Mask};
 use crate::arena::Tensor;
+use crate::isa::Isa;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{DotProduct, Product, TILE_ROWS};
@@ -204,16 +207,16 @@ impl Expand {
     }
 }
 
-/// `sums [rank, count] = hidden^T mask(x)` over all tokens, for `count` columns of x from `first`; then added to
+/// `sums [rank, count] = hidden^T mask(x)` over some tokens, for `count` columns of x from `first`; then added to
 /// rows of `to` (da) or, transposed, to rows of `rank` (db).
 struct Strip {
     x: *const f32,
     columns: usize,
     first: usize,
     count: usize,
-    tokens: usize,
+    tokens: Range<usize>,
     mask: Option<Mask>,
-    /// [tokens, rank]
+    /// [T, rank]
     hidden: *const f32,
     rank: usize,
     to: *mut f32,
@@ -230,8 +233,8 @@ impl Kernel for Strip {
         let padded = count.next_multiple_of(LANES);
         // SAFETY: tokens and columns are inside x, hidden and `to`.
         unsafe {
-            for token in (0..self.tokens).step_by(STRIP_TOKENS) {
-                let tokens = STRIP_TOKENS.min(self.tokens - token);
+            for token in self.tokens.clone().step_by(STRIP_TOKENS) {
+                let tokens = STRIP_TOKENS.min(self.tokens.end - token);
                 let at = token * self.columns + self.first;
                 pack_rows::<S>(self.x.add(at), self.columns, tokens, count, 1.0, scratch.strip, STRIP_COLUMNS);
                 if let Some(mask) = self.mask {
@@ -251,7 +254,7 @@ impl Kernel for Strip {
                     m: rank,
                     k: tokens,
                     n: padded,
-                    accumulate: token > 0,
+                    accumulate: token > self.tokens.start,
                 });
             }
             if self.transposed {
@@ -277,91 +280,153 @@ pub(super) struct Adapter {
     pub scale: f32,
     pub dropout: Dropout,
     pub hidden: Tensor,
+    /// y, or its gradient.
+    pub y: Tensor,
+    /// Of a and b, added to; none in the forward and for an adapter that does not learn.
+    pub gradients: Option<(Tensor, Tensor)>,
 }
 
-/// Parts of scratch that all workers share.
-struct Shared {
+/// Adapters of one input that are computed together at most: what one block of it needs is done while it is near.
+pub(super) const TOGETHER_MAX: usize = 4;
+
+/// An adapter's places in the arena and in scratch.
+#[derive(Clone, Copy)]
+struct Placed {
+    a: Place,
+    hidden: Place,
+    y: Place,
+    gradients: Option<(Place, Place)>,
+    rank: usize,
+    n: usize,
+    scale: f32,
+    mask: Option<Mask>,
     /// `scale * b^T` [rank, N padded]
     b_transposed: Place,
     /// The last K % 16 columns of a [rank, 16]
     a_tail: Place,
     /// dhidden [T, rank]
     dhidden: Place,
-    /// [`Scratch::byte_len`] for each worker
-    workers: Place<u8>,
 }
 
 fn shared_lengths(adapter: &Adapter) -> [usize; 3] {
     let rank = adapter.a.rows();
-    [rank * adapter.b.rows().next_multiple_of(LANES), rank * LANES, adapter.x.rows() * rank]
+    [rank * adapter.b.rows().next_multiple_of(LANES), rank * LANES, adapter.y.rows() * rank]
+}
+
+fn rank_max(adapters: &[Adapter]) -> usize {
+    adapters.iter().map(|adapter| adapter.a.rows()).max().unwrap_or(0)
 }
 
 /// Bytes of scratch for either direction.
-pub(super) fn scratch_bytes(adapter: &Adapter, threads: usize) -> usize {
-    let shared: usize = shared_lengths(adapter).iter().map(|len| scratch_size::<f32>(*len)).sum();
-    shared + Scratch::byte_len(adapter.a.rows()) * threads
+pub(super) fn scratch_bytes(adapters: &[Adapter], threads: usize) -> usize {
+    let shared: usize = adapters.iter().flat_map(shared_lengths).map(scratch_size::<f32>).sum();
+    shared + Scratch::byte_len(rank_max(adapters)) * threads
 }
 
-/// Carves scratch and fills `b_transposed`.
-fn prepare(ops: &mut Ops, adapter: &Adapter) -> Shared {
-    let mut carver = Carver::new(ops.scratch_start());
-    let [b_transposed, a_tail, dhidden] = shared_lengths(adapter).map(|len| Place::new(carver.take::<f32>(len)));
-    let shared = Shared { b_transposed, a_tail, dhidden, workers: Place::new(carver.take::<u8>(0)) };
-    let (isa, rank, n, factor) = (ops.options.isa, adapter.a.rows(), adapter.b.rows(), adapter.scale);
-    let b = ops.place(adapter.b);
-    ops.pool.run(n.div_ceil(PART_COLUMNS), &|task, _| {
-        let first = task * PART_COLUMNS;
-        let (count, to_row) = (PART_COLUMNS.min(n - first), n.next_multiple_of(LANES));
-        // SAFETY: tasks cover disjoint columns of `b_transposed`; PART_COLUMNS is a multiple of 16.
-        unsafe {
-            let (b, to) = (b.at(0).cast_const(), b_transposed.at(0));
-            simd::dispatch(isa, TransposeColumns { b, rank, first, count, factor, to, to_row });
+/// Several adapters of one x [T, K], ready to run.
+struct Group {
+    placed: [Placed; TOGETHER_MAX],
+    count: usize,
+    x: Place,
+    tokens: usize,
+    k: usize,
+    isa: Isa,
+    /// The largest rank: what [`Scratch`] has room for.
+    rank_max: usize,
+    workers: Place<u8>,
+}
+
+impl Group {
+    /// Carves scratch and fills the transposed matrices. Shapes were checked, scratch was asked for.
+    fn new(ops: &mut Ops, adapters: &[Adapter]) -> Self {
+        let mut carver = Carver::new(ops.scratch_start());
+        let isa = ops.options.isa;
+        let placed: [Placed; TOGETHER_MAX] = std::array::from_fn(|index| {
+            let adapter = &adapters[index.min(adapters.len() - 1)];
+            // Places beyond the last adapter are never used.
+            let lengths = if index < adapters.len() { shared_lengths(adapter) } else { [0; 3] };
+            let [b_transposed, a_tail, dhidden] = lengths.map(|len| Place::new(carver.take::<f32>(len)));
+            let gradients = adapter.gradients.map(|(da, db)| (ops.place(da), ops.place(db)));
+            let [a, hidden, y] = [adapter.a, adapter.hidden, adapter.y].map(|tensor| ops.place(tensor));
+            let (rank, n, scale, mask) = (adapter.a.rows(), adapter.b.rows(), adapter.scale, adapter.dropout.mask());
+            Placed { a, hidden, y, gradients, rank, n, scale, mask, b_transposed, a_tail, dhidden }
+        });
+        let (tokens, k) = (adapters[0].x.rows(), adapters[0].x.columns());
+        for (adapter, placed) in adapters.iter().zip(&placed) {
+            let b = ops.place(adapter.b);
+            let Placed { a, rank, n, scale: factor, b_transposed, a_tail, .. } = *placed;
+            ops.pool.run(n.div_ceil(PART_COLUMNS), &|task, _| {
+                let first = task * PART_COLUMNS;
+                let (count, to_row) = (PART_COLUMNS.min(n - first), n.next_multiple_of(LANES));
+                // SAFETY: tasks cover disjoint columns of `b_transposed`; PART_COLUMNS is a multiple of 16.
+                unsafe {
+                    let (b, to) = (b.at(0).cast_const(), b_transposed.at(0));
+                    simd::dispatch(isa, TransposeColumns { b, rank, first, count, factor, to, to_row });
+                }
+            });
+            // SAFETY: `a_tail` has rank rows of 16.
+            unsafe { simd::dispatch(isa, PackTail { a: a.at(0), columns: k, rank, to: a_tail.at(0) }) };
         }
-    });
-    shared
+        let (x, workers) = (ops.place(adapters[0].x), Place::new(carver.take::<u8>(0)));
+        Self { placed, count: adapters.len(), x, tokens, k, isa, rank_max: rank_max(adapters), workers }
+    }
+
+    fn adapters(&self) -> &[Placed] {
+        &self.placed[..self.count]
+    }
+
+    /// # Safety
+    /// The worker is one of those that scratch was asked for.
+    unsafe fn scratch(&self, worker: usize) -> Scratch {
+        let bytes = Scratch::byte_len(self.rank_max);
+        // SAFETY: each worker has its own part of scratch.
+        unsafe { Scratch::carve(self.rank_max, self.workers.at(worker * bytes)) }
+    }
 }
 
-/// hidden and y. Shapes were checked, scratch was asked for.
-pub(super) fn forward(ops: &mut Ops, adapter: &Adapter, y: Tensor) {
-    let shared = prepare(ops, adapter);
-    let (tokens, k, n, rank) = (adapter.x.rows(), adapter.x.columns(), y.columns(), adapter.a.rows());
-    let [x, a, hidden, y] = [adapter.x, adapter.a, adapter.hidden, y].map(|tensor| ops.place(tensor));
-    let (isa, mask, weights_row) = (ops.options.isa, adapter.dropout.mask(), n.next_multiple_of(LANES));
+/// hidden and y of every adapter. Shapes were checked, scratch was asked for.
+pub(super) fn forward(ops: &mut Ops, adapters: &[Adapter]) {
+    let group = Group::new(ops, adapters);
+    let (tokens, k) = (group.tokens, group.k);
     ops.pool.run(tokens.div_ceil(BLOCK_TOKENS), &|task, worker| {
         let token = task * BLOCK_TOKENS;
         let m = BLOCK_TOKENS.min(tokens - token);
-        // SAFETY: each task has its own rows of hidden and y; each worker its own scratch.
-        unsafe {
-            let scratch = Scratch::carve(rank, shared.workers.at(worker * Scratch::byte_len(rank)));
-            let hidden = hidden.at(token * rank);
-            let reduce = Reduce {
-                x: x.at(token * k),
-                columns: k,
-                m,
-                first_index: token * k,
-                mask,
-                weights: a.at(0),
-                weights_row: k,
-                rank,
-                hidden,
-                scratch,
-            };
-            simd::dispatch(isa, reduce);
-            let expand = Expand {
-                hidden,
-                m,
-                rank,
-                weights: shared.b_transposed.at(0),
-                weights_row,
-                tail: shared.b_transposed.at(n / LANES * LANES),
-                tail_row: weights_row,
-                to: y.at(token * n),
-                columns: n,
-                first_index: 0,
-                mask: None,
-                scratch,
-            };
-            simd::dispatch(isa, expand);
+        for adapter in group.adapters() {
+            let Placed { rank, n, mask, .. } = *adapter;
+            let weights_row = n.next_multiple_of(LANES);
+            // SAFETY: each task has its own rows of hidden and y; each worker its own scratch.
+            unsafe {
+                let scratch = group.scratch(worker);
+                let hidden = adapter.hidden.at(token * rank);
+                let reduce = Reduce {
+                    x: group.x.at(token * k),
+                    columns: k,
+                    m,
+                    first_index: token * k,
+                    mask,
+                    weights: adapter.a.at(0),
+                    weights_row: k,
+                    rank,
+                    hidden,
+                    scratch,
+                };
+                simd::dispatch(group.isa, reduce);
+                let expand = Expand {
+                    hidden,
+                    m,
+                    rank,
+                    weights: adapter.b_transposed.at(0),
+                    weights_row,
+                    tail: adapter.b_transposed.at(n / LANES * LANES),
+                    tail_row: weights_row,
+                    to: adapter.y.at(token * n),
+                    columns: n,
+                    first_index: 0,
+                    mask: None,
+                    scratch,
+                };
+                simd::dispatch(group.isa, expand);
+            }
         }
     });
 }
@@ -384,49 +449,80 @@ impl Kernel for PackTail {
     }
 }
 
-/// dx and, of an adapter that learns, da and db. Shapes were checked, scratch was asked for.
-pub(super) fn backward(
-    ops: &mut Ops,
-    adapter: &Adapter,
-    dy: Tensor,
-    gradients: Option<(Tensor, Tensor)>,
-    dx: Option<Tensor>,
-) {
-    let shared = prepare(ops, adapter);
-    let (tokens, k, n, rank) = (adapter.x.rows(), adapter.x.columns(), dy.columns(), adapter.a.rows());
-    let [x, a, hidden, dy] = [adapter.x, adapter.a, adapter.hidden, dy].map(|t| ops.place(t));
+/// Tokens after which the sums of da and db are added up, so that the rows which made dhidden and dx are still in the
+/// second-level cache when da and db read them again. Depends on nothing but K: part of the numerical contract.
+fn part_tokens(k: usize) -> usize {
+    if k <= 1024 { 256 } else { 128 }
+}
+
+/// dx and, of the adapters that learn, da and db. Shapes were checked, scratch was asked for.
+pub(super) fn backward(ops: &mut Ops, adapters: &[Adapter], dx: Option<Tensor>) {
+    let group = Group::new(ops, adapters);
     let dx = dx.map(|dx| ops.place(dx));
-    let (isa, mask, weights_row) = (ops.options.isa, adapter.dropout.mask(), n.next_multiple_of(LANES));
-    // SAFETY: `a_tail` has rank rows of 16.
-    unsafe { simd::dispatch(isa, PackTail { a: a.at(0), columns: k, rank, to: shared.a_tail.at(0) }) };
-    ops.pool.run(tokens.div_ceil(BLOCK_TOKENS), &|task, worker| {
-        let token = task * BLOCK_TOKENS;
-        let m = BLOCK_TOKENS.min(tokens - token);
-        // SAFETY: each task has its own rows of dhidden and dx; each worker its own scratch.
+    let strips_of_x = group.k.div_ceil(STRIP_COLUMNS);
+    let strips_of_y = |adapter: &Placed| adapter.n.div_ceil(STRIP_COLUMNS);
+    let learning = || group.adapters().iter().filter(|adapter| adapter.gradients.is_some());
+    let strips = if learning().next().is_some() { strips_of_x + learning().map(strips_of_y).sum::<usize>() } else { 0 };
+    for start in (0..group.tokens).step_by(part_tokens(group.k)) {
+        let tokens = part_tokens(group.k).min(group.tokens - start);
+        ops.pool.run(tokens.div_ceil(BLOCK_TOKENS), &|task, worker| {
+            let token = start + task * BLOCK_TOKENS;
+            let m = BLOCK_TOKENS.min(start + tokens - token);
+            // SAFETY: each task has its own rows of dhidden and dx; each worker its own scratch.
+            unsafe { input_gradients(&group, dx, token, m, worker) }
+        });
+        ops.pool.run(strips, &|task, worker| {
+            // SAFETY: each task has its own columns of every da, or rows of one db; each worker its own scratch.
+            unsafe {
+                if task < strips_of_x {
+                    for adapter in learning() {
+                        simd::dispatch(group.isa, strip_of_a(&group, adapter, task, start..start + tokens, worker));
+                    }
+                    return;
+                }
+                let mut strip = task - strips_of_x;
+                for adapter in learning() {
+                    if strip < strips_of_y(adapter) {
+                        simd::dispatch(group.isa, strip_of_b(&group, adapter, strip, start..start + tokens, worker));
+                        return;
+                    }
+                    strip -= strips_of_y(adapter);
+                }
+            }
+        });
+    }
+}
+
+/// dhidden of every adapter and what they add to dx, for tokens `token..token + m`.
+unsafe fn input_gradients(group: &Group, dx: Option<Place>, token: usize, m: usize, worker: usize) {
+    let k = group.k;
+    for adapter in group.adapters() {
+        let Placed { rank, n, mask, .. } = *adapter;
+        // SAFETY: passed on.
         unsafe {
-            let scratch = Scratch::carve(rank, shared.workers.at(worker * Scratch::byte_len(rank)));
-            let dhidden = shared.dhidden.at(token * rank);
+            let scratch = group.scratch(worker);
+            let dhidden = adapter.dhidden.at(token * rank);
             let reduce = Reduce {
-                x: dy.at(token * n),
+                x: adapter.y.at(token * n),
                 columns: n,
                 m,
                 first_index: 0,
                 mask: None,
-                weights: shared.b_transposed.at(0),
-                weights_row,
+                weights: adapter.b_transposed.at(0),
+                weights_row: n.next_multiple_of(LANES),
                 rank,
                 hidden: dhidden,
                 scratch,
             };
-            simd::dispatch(isa, reduce);
+            simd::dispatch(group.isa, reduce);
             if let Some(dx) = dx {
                 let expand = Expand {
                     hidden: dhidden,
                     m,
                     rank,
-                    weights: a.at(0),
+                    weights: adapter.a.at(0),
                     weights_row: k,
-                    tail: shared.a_tail.at(0),
+                    tail: adapter.a_tail.at(0),
                     tail_row: LANES,
                     to: dx.at(token * k),
                     columns: k,
@@ -434,51 +530,54 @@ pub(super) fn backward(
                     mask,
                     scratch,
                 };
-                simd::dispatch(isa, expand);
+                simd::dispatch(group.isa, expand);
             }
         }
-    });
-    let Some((da, db)) = gradients else { return };
-    let [da, db] = [da, db].map(|t| ops.place(t));
-    let strips_of_a = k.div_ceil(STRIP_COLUMNS);
-    ops.pool.run(strips_of_a + n.div_ceil(STRIP_COLUMNS), &|task, worker| {
-        // SAFETY: each task has its own columns of da or rows of db; each worker its own scratch.
-        unsafe {
-            let scratch = Scratch::carve(rank, shared.workers.at(worker * Scratch::byte_len(rank)));
-            let strip = if task < strips_of_a {
-                let first = task * STRIP_COLUMNS;
-                Strip {
-                    x: x.at(0),
-                    columns: k,
-                    first,
-                    count: STRIP_COLUMNS.min(k - first),
-                    tokens,
-                    mask,
-                    hidden: shared.dhidden.at(0),
-                    rank,
-                    to: da.at(0),
-                    transposed: false,
-                    factor: 1.0,
-                    scratch,
-                }
-            } else {
-                let first = (task - strips_of_a) * STRIP_COLUMNS;
-                Strip {
-                    x: dy.at(0),
-                    columns: n,
-                    first,
-                    count: STRIP_COLUMNS.min(n - first),
-                    tokens,
-                    mask: None,
-                    hidden: hidden.at(0),
-                    rank,
-                    to: db.at(0),
-                    transposed: true,
-                    factor: adapter.scale,
-                    scratch,
-                }
-            };
-            simd::dispatch(isa, strip);
+    }
+}
+
+/// Columns of da from some tokens.
+unsafe fn strip_of_a(group: &Group, adapter: &Placed, strip: usize, tokens: Range<usize>, worker: usize) -> Strip {
+    let (first, k) = (strip * STRIP_COLUMNS, group.k);
+    let (da, _) = adapter.gradients.expect("an adapter that learns");
+    // SAFETY: passed on.
+    unsafe {
+        Strip {
+            x: group.x.at(0),
+            columns: k,
+            first,
+            count: STRIP_COLUMNS.min(k - first),
+            tokens,
+            mask: adapter.mask,
+            hidden: adapter.dhidden.at(0),
+            rank: adapter.rank,
+            to: da.at(0),
+            transposed: false,
+            factor: 1.0,
+            scratch: group.scratch(worker),
         }
-    });
+    }
+}
+
+/// Rows of db from some tokens.
+unsafe fn strip_of_b(group: &Group, adapter: &Placed, strip: usize, tokens: Range<usize>, worker: usize) -> Strip {
+    let (first, n) = (strip * STRIP_COLUMNS, adapter.n);
+    let (_, db) = adapter.gradients.expect("an adapter that learns");
+    // SAFETY: passed on.
+    unsafe {
+        Strip {
+            x: adapter.y.at(0),
+            columns: n,
+            first,
+            count: STRIP_COLUMNS.min(n - first),
+            tokens,
+            mask: None,
+            hidden: adapter.hidden.at(0),
+            rank: adapter.rank,
+            to: db.at(0),
+            transposed: true,
+            factor: adapter.scale,
+            scratch: group.scratch(worker),
+        }
+    }
 }

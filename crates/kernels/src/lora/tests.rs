@@ -1,4 +1,5 @@
-use super::{Dropout, reference};
+use super::{Dropout, LoraBackward, LoraForward, reference};
+use crate::arena::Tensor;
 use crate::testing::*;
 
 struct Case {
@@ -10,8 +11,8 @@ struct Case {
 }
 
 /// Sizes round the tiles (6 tokens, 4 or 2 ranks, 16 columns), the strips (128 columns, 64 tokens), the pieces
-/// (1024 columns) and the parts (512 columns).
-const CASES: [Case; 14] = [
+/// (1024 columns) and the parts (512 columns; 256 or, above 1024 columns of x, 128 tokens).
+const CASES: [Case; 16] = [
     Case { tokens: 1, k: 1, n: 1, rank: 1, rate: 0.0 },
     Case { tokens: 0, k: 16, n: 16, rank: 4, rate: 0.0 },
     Case { tokens: 5, k: 15, n: 17, rank: 3, rate: 0.0 },
@@ -26,9 +27,20 @@ const CASES: [Case; 14] = [
     Case { tokens: 1, k: 520, n: 1030, rank: 8, rate: 0.0 },
     Case { tokens: 9, k: 40, n: 24, rank: 64, rate: 0.05 },
     Case { tokens: 4, k: 20, n: 30, rank: 70, rate: 0.0 },
+    Case { tokens: 270, k: 40, n: 36, rank: 3, rate: 0.2 },
+    Case { tokens: 140, k: 1030, n: 20, rank: 2, rate: 0.0 },
 ];
 
 const SCALE: f32 = 1.75;
+
+/// The tensors of the cases: x, a, b, hidden, y, dy, da, db, dx.
+fn forward_part(t: &[Tensor], scale: f32, dropout: Dropout) -> LoraForward {
+    LoraForward { a: t[1], b: t[2], scale, dropout, hidden: t[3], y: t[4] }
+}
+
+fn backward_part(t: &[Tensor], dropout: Dropout) -> LoraBackward {
+    LoraBackward { a: t[1], b: t[2], scale: SCALE, dropout, hidden: t[3], dy: t[5], da: t[6], db: t[7] }
+}
 
 fn mask(dropout: Dropout, count: usize) -> Vec<f64> {
     let factor = |i| dropout.mask().map_or(1.0, |mask| f64::from(mask.factor(i as u32)));
@@ -58,8 +70,8 @@ fn both_directions_equal_the_reference() {
         ];
         let name = format!("lora T {tokens} K {k} N {n} r {rank} rate {rate}");
         let found = run_everywhere(&name, &tensors, |ops, t| {
-            ops.lora_forward(t[0], t[1], t[2], SCALE, dropout, t[3], t[4]);
-            ops.lora_backward(t[0], t[1], t[2], SCALE, dropout, t[3], t[5], t[6], t[7], Some(t[8]));
+            ops.lora_forward(t[0], &[Some(forward_part(t, SCALE, dropout))]);
+            ops.lora_backward(t[0], &[Some(backward_part(t, dropout))], Some(t[8]));
             assert_eq!(ops.counters().adapter_macs, (3 * tokens * rank * (k + n)) as u64);
         });
         let sizes = reference::Sizes { tokens, k, n, rank };
@@ -86,8 +98,8 @@ fn both_directions_equal_the_reference() {
         });
         // Without dx, everything else is the same and dx stays.
         let without = run_everywhere(&name, &tensors, |ops, t| {
-            ops.lora_forward(t[0], t[1], t[2], SCALE, dropout, t[3], t[4]);
-            ops.lora_backward(t[0], t[1], t[2], SCALE, dropout, t[3], t[5], t[6], t[7], None);
+            ops.lora_forward(t[0], &[Some(forward_part(t, SCALE, dropout))]);
+            ops.lora_backward(t[0], &[None, Some(backward_part(t, dropout))], None);
         });
         assert_eq!(without[..8], found[..8]);
         assert_eq!(without[8], tensors[8].values);
@@ -102,6 +114,38 @@ fn both_directions_equal_the_reference() {
             assert_eq!(frozen[6..8], [tensors[6].values.clone(), tensors[7].values.clone()]);
         }
     }
+}
+
+#[test]
+fn adapters_of_one_input_give_together_what_they_give_alone() {
+    let (tokens, k) = (150, 80);
+    let sizes = [(48, 8, 0.0), (33, 3, 0.25), (130, 16, 0.0)];
+    let mut random = Random(9);
+    let mut tensors = vec![given(tokens, k, &random.values(tokens * k)), given(tokens, k, &random.values(tokens * k))];
+    for (n, rank, _) in sizes {
+        let mut values = |rows: usize, columns: usize| given(rows, columns, &random.values(rows * columns));
+        tensors.extend([values(rank, k), values(n, rank), values(tokens, n), values(tokens, n)]);
+        tensors.extend([values(rank, k), values(n, rank), output(tokens, rank)]);
+    }
+    let parts = |t: &[Tensor]| {
+        std::array::from_fn::<_, 3, _>(|index| {
+            let [a, b, y, dy, da, db, hidden] = t[2 + 7 * index..9 + 7 * index].try_into().expect("seven");
+            let (scale, dropout) = (SCALE, Dropout { rate: sizes[index].2, seed: index as u64 });
+            let forward = LoraForward { a, b, scale, dropout, hidden, y };
+            (Some(forward), Some(LoraBackward { a, b, scale, dropout, hidden, dy, da, db }))
+        })
+    };
+    let together = run_everywhere("adapters together", &tensors, |ops, t| {
+        ops.lora_forward(t[0], &parts(t).map(|(forward, _)| forward));
+        ops.lora_backward(t[0], &parts(t).map(|(_, backward)| backward), Some(t[1]));
+    });
+    let alone = run_everywhere("adapters alone", &tensors, |ops, t| {
+        for (forward, backward) in parts(t) {
+            ops.lora_forward(t[0], &[forward]);
+            ops.lora_backward(t[0], &[backward], Some(t[1]));
+        }
+    });
+    assert_eq!(together, alone);
 }
 
 #[test]
@@ -150,7 +194,7 @@ fn a_dropped_nan_is_not_hidden() {
     let tensors =
         [given(4, 32, &x), given(2, 32, &[1.0; 64]), given(3, 2, &[1.0; 6]), output(4, 2), given(4, 3, &[0.0; 12])];
     let found = run_everywhere("nan", &tensors, |ops, t| {
-        ops.lora_forward(t[0], t[1], t[2], 1.0, Dropout { rate: 0.9, seed: 0 }, t[3], t[4]);
+        ops.lora_forward(t[0], &[Some(forward_part(t, 1.0, Dropout { rate: 0.9, seed: 0 }))]);
     });
     for token in 0..4 {
         assert_eq!(found[4][token * 3..token * 3 + 3].iter().all(|x| x.is_nan()), token == 1, "token {token}");

@@ -2,8 +2,11 @@
 //!
 //! Rows come in tiles of [`ROWS`]; a *cell* is one row of one 64-wide tile. Cells lie
 //! `[panel][row tile][tile of the panel][row of the row tile]`, so that a register kernel, which takes one row
-//! tile through one panel, reads one stream, and the next row tile continues it. A short last row tile is
+//! tile through one panel, reads one stream, and the next row tile continues it. Shorter last row tiles are
 //! packed without gaps.
+//!
+//! Largest magnitudes and sums of 16 groups are found together, one a lane, so that one shuffle and one division
+//! serve several of them.
 
 use super::layout::TILE;
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
@@ -13,39 +16,136 @@ use crate::simd::{LANES, Simd};
 pub(super) const ROWS: usize = 6;
 /// Tiles of a forward panel: 4 i16 panels of 8 KiB leave a third of a 48 KiB first-level cache to the rest.
 pub(super) const PANEL_TILES: usize = 4;
+/// Groups whose scales are found together: enough independent sixteens to hide the latency of each.
+const TOGETHER: usize = 4 * LANES;
 /// Groups whose largest magnitude is below this count as zero: the inverse of the scale could overflow.
 const TINY: f32 = 1e-30;
+/// Magnitudes from here on count as infinite: [`INTEGER_AS_FLOAT`] times their scale would be.
+const HUGE: f32 = 1e35;
 
 /// Integers of the largest magnitude that an activation may get.
-pub(super) const FORWARD_A16_MAX: f32 = 32639.0;
-pub(super) const FORWARD_A8_MAX: f32 = 127.0;
+const FORWARD_A16_MAX: f32 = 32639.0;
+const FORWARD_A8_MAX: f32 = 127.0;
+/// What the magnitudes of a group's 16-bit integers may sum to, rounding of at most 64 integers included: with
+/// 4-bit codes of magnitude 8 at most, every sum of products is below 2^22.
+const FORWARD_A16_SUM_MAX: f32 = 524_200.0;
 
-/// (scale, inverse scale) for a group with these largest magnitude bits. A NaN or infinity gives a NaN scale,
-/// which reaches every output of the row and no other.
+/// Added to a sum of products of magnitude 2^22 at most, this integer makes its bits those of the float
+/// [`INTEGER_AS_FLOAT`] + sum, so that one multiply-add converts and scales it.
+pub(super) const INTEGER_BITS: i32 = 0x4b40_0000;
+pub(super) const INTEGER_AS_FLOAT: f32 = 12_582_912.0;
+const _: () = assert!(INTEGER_AS_FLOAT.to_bits() == INTEGER_BITS as u32);
+
+/// Number of row tiles of `rows` rows.
 #[inline(always)]
-pub(super) fn scale_of(magnitude_bits: u32, integer_max: f32) -> (f32, f32) {
-    let largest = f32::from_bits(magnitude_bits);
-    if magnitude_bits >= f32::INFINITY.to_bits() {
-        (f32::NAN, 0.0)
-    } else if largest < TINY {
-        (0.0, 0.0)
-    } else {
-        (largest / integer_max, integer_max / largest)
+pub(super) fn row_tile_count(rows: usize) -> usize {
+    rows.div_ceil(ROWS)
+}
+/// Rows of the row tile at `first_row` of `rows`. The last seven to nine rows are halved: tiles of one to three
+/// rows take nearly as long as one of six.
+#[inline(always)]
+pub(super) fn row_tile_height(rows: usize, first_row: usize) -> usize {
+    match rows - first_row {
+        left @ 7..=9 => left.div_ceil(2),
+        left => left.min(ROWS),
     }
 }
+/// First row of row tile `index` of `rows` rows.
+#[inline(always)]
+pub(super) fn row_tile_start(rows: usize, index: usize) -> usize {
+    let start = index * ROWS;
+    // A last tile of one to three rows would begin here: the tile before it gave it some.
+    if index > 0 && rows - start <= 3 { rows - (rows - start + ROWS) / 2 } else { start }
+}
 
-/// Index of the first cell of row tile `first_row` in panel `panel`.
+/// Index of the first cell of the row tile at `first_row` in panel `panel`.
 #[inline(always)]
 pub(super) fn first_cell(rows: usize, tiles: usize, panel: usize, first_row: usize) -> usize {
     let in_panel = PANEL_TILES.min(tiles - panel * PANEL_TILES);
     panel * PANEL_TILES * rows + first_row * in_panel
 }
 
-/// Where the quantized input of a forward product lies.
+/// What is found of each vector: an operation that may take its values in any order, as long as it is one order.
+trait Combine {
+    fn combine<S: IntegerSimd>(a: S, b: S) -> S;
+}
+/// The largest magnitude, as bits: a NaN is larger than all else.
+struct Largest;
+impl Combine for Largest {
+    #[inline(always)]
+    fn combine<S: IntegerSimd>(a: S, b: S) -> S {
+        a.max_magnitude(b.bits_as_float())
+    }
+}
+/// The sum of floats.
+struct FloatSum;
+impl Combine for FloatSum {
+    #[inline(always)]
+    fn combine<S: IntegerSimd>(a: S, b: S) -> S {
+        S::bits_of_float(a.bits_as_float() + b.bits_as_float())
+    }
+}
+/// The sum of integers.
+struct IntegerSum;
+impl Combine for IntegerSum {
+    #[inline(always)]
+    fn combine<S: IntegerSimd>(a: S, b: S) -> S {
+        a.add_i32(b)
+    }
+}
+
+/// Combines the lanes of each of 16 vectors, results side by side: 32 shuffles for all, where one by one they
+/// would take 64 and wait for each other.
+///
+/// # Safety
+/// `vectors` points to 16 vectors.
+#[inline(always)]
+unsafe fn combine_each<S: IntegerSimd, C: Combine>(vectors: *const S) -> S {
+    let mut quarters = [S::zero(); 4];
+    for (i, quarter) in quarters.iter_mut().enumerate() {
+        // SAFETY: four times four vectors.
+        let [a, b, c, d] = unsafe { vectors.add(4 * i).cast::<[S; 4]>().read() };
+        let (low, high) = a.interleave_32(b);
+        let first = C::combine(low, high);
+        let (low, high) = c.interleave_32(d);
+        let second = C::combine(low, high);
+        let (low, high) = first.interleave_64(second);
+        // Lane by lane, what the four vectors have there.
+        *quarter = C::combine(low, high);
+    }
+    let [a, b, c, d] = S::transpose_lanes(quarters);
+    C::combine(C::combine(a, b), C::combine(c, d))
+}
+
+/// `scale` and its inverse where the largest magnitude is ordinary; zeros where it is tiny. A NaN, an infinity or
+/// a huge magnitude gives a NaN scale, which reaches every output of the row and no other.
+#[inline(always)]
+fn scale_and_inverse<S: IntegerSimd>(largest: S::Float, scale: S::Float) -> (S::Float, S::Float) {
+    let (tiny, huge, zero) = (S::Float::splat(TINY), S::Float::splat(HUGE), S::Float::zero());
+    let inverse = S::Float::splat(1.0) / scale;
+    let scale = largest.select_less(tiny, zero, scale);
+    let inverse = largest.select_less(tiny, zero, inverse);
+    (largest.select_less(huge, scale, S::Float::splat(f32::NAN)), largest.select_less(huge, inverse, zero))
+}
+
+/// What a register kernel must know of one row and group.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct RowScale {
+    pub scale: f32,
+    /// -[`INTEGER_AS_FLOAT`] · scale, exactly.
+    pub base: f32,
+    /// scale · sum of the integers
+    pub sum: f32,
+    /// [`INTEGER_BITS`] - 8 · sum of the integers: what sums of products with stored 4-bit codes start from.
+    pub start: i32,
+}
+
+/// Where a part of the quantized input of a forward product lies.
 #[derive(Clone, Copy)]
 pub(super) struct ForwardInput {
     pub rows: usize,
-    /// 64-wide tiles of a row.
+    /// 64-wide tiles of a row in this part.
     pub tiles: usize,
     /// Scale groups of a tile.
     pub groups: usize,
@@ -54,17 +154,16 @@ pub(super) struct ForwardInput {
     /// Cells of integers.
     pub integers: *mut u8,
     /// [panel][row tile][tile][group][row]
-    pub scales: *mut f32,
-    /// scale · sum of the integers, as `scales`
-    pub sums: *mut f32,
-    /// -8 · sum of the integers, as `scales`
-    pub centres: *mut i32,
+    pub scales: *mut RowScale,
 }
 
-/// Quantizes row tile `row_tile` of x [rows, k].
+/// Quantizes row tile `row_tile` of the part.
 pub(super) struct QuantizeForward {
+    /// First row and column of the part; rows `x_stride` floats apart.
     pub x: *const f32,
-    pub k: usize,
+    pub x_stride: usize,
+    /// Columns of x in the part, a multiple of 16.
+    pub columns: usize,
     pub input: ForwardInput,
     pub row_tile: usize,
 }
@@ -90,74 +189,174 @@ impl IntegerKernel for QuantizeForward {
 impl QuantizeForward {
     #[inline(always)]
     unsafe fn row_tile<S: IntegerSimd, const G: usize, const SMALL: bool>(&self) {
-        let Self { x, k, input, row_tile } = self;
-        let cell_bytes = if SMALL { TILE } else { 2 * TILE };
-        let first_row = row_tile * ROWS;
-        let height = ROWS.min(input.rows - first_row);
-        // SAFETY: rows and tiles stay inside x and inside the cells sized for them; k is a multiple of 16.
+        let first_row = row_tile_start(self.input.rows, self.row_tile);
+        let height = row_tile_height(self.input.rows, first_row);
+        let mut cell = Cell { row: 0, tile: 0 };
+        // Cells in the order of memory: row by row.
+        let mut left = height * self.input.tiles;
+        while left > 0 {
+            let count = (TOGETHER / G).min(left);
+            // SAFETY: rows and tiles stay inside x and inside the cells sized for them.
+            cell = unsafe { self.some_cells::<S, G, SMALL>(first_row, height, cell, count) };
+            left -= count;
+        }
+    }
+
+    /// `count` cells from `first` on, [`TOGETHER`] groups at most. Gives the cell after them.
+    #[inline(always)]
+    unsafe fn some_cells<S: IntegerSimd, const G: usize, const SMALL: bool>(
+        &self,
+        first_row: usize,
+        height: usize,
+        first: Cell,
+        count: usize,
+    ) -> Cell {
+        let input = &self.input;
+        // One vector a group; those beyond `count` cells give scales of zero.
+        let mut largest = [S::zero(); TOGETHER];
+        let mut totals = [S::zero(); TOGETHER];
+        let sixteens = || (0..count * G).step_by(LANES);
+        // SAFETY: the cells are inside the part, by the loop of `row_tile`; vectors come in sixteens.
         unsafe {
-            for row in 0..height {
-                let x = x.add((first_row + row) * k);
-                for tile in 0..input.tiles {
-                    let panel = tile / PANEL_TILES;
-                    let in_panel = tile % PANEL_TILES;
-                    let from = x.add(tile * TILE);
-                    let mut values = [S::Float::zero(); 4];
-                    if (tile + 1) * TILE <= *k {
-                        for (v, value) in values.iter_mut().enumerate() {
-                            // The same columns of the next row.
-                            S::prefetch(from.wrapping_add(k + LANES * v).cast());
-                            *value = S::Float::load(from.add(LANES * v));
-                        }
-                    } else {
-                        for (v, value) in values.iter_mut().enumerate() {
-                            if tile * TILE + LANES * v < *k {
-                                *value = S::Float::load(from.add(LANES * v));
-                            }
-                        }
+            let mut cell = first;
+            for i in 0..count {
+                let values = self.values::<S>(first_row + cell.row, cell.tile, true);
+                for group in 0..G {
+                    let (mut most, mut total) = (S::zero(), S::Float::zero());
+                    for value in &values[group * 4 / G..(group + 1) * 4 / G] {
+                        let magnitude = S::zero().max_magnitude(*value);
+                        most = most.max_magnitude(*value);
+                        total = total + magnitude.bits_as_float();
                     }
-                    let cell = first_cell(input.rows, input.tiles, panel, first_row) + in_panel * height;
-                    let to = input.integers.add((cell + row) * cell_bytes);
-                    quantize_cell::<S, G, SMALL>(input, &values, to, cell * G + row, height);
+                    largest[i * G + group] = most;
+                    totals[i * G + group] = S::bits_of_float(total);
+                }
+                cell = cell.next(input.tiles);
+            }
+            let (mut scales, mut inverses) = ([0f32; TOGETHER], [0f32; TOGETHER]);
+            for at in sixteens() {
+                let largest = combine_each::<S, Largest>(largest.as_ptr().add(at)).bits_as_float();
+                let scale = if SMALL {
+                    largest * S::Float::splat(1.0 / FORWARD_A8_MAX)
+                } else {
+                    let total = combine_each::<S, FloatSum>(totals.as_ptr().add(at)).bits_as_float();
+                    let by_total = total * S::Float::splat(1.0 / FORWARD_A16_SUM_MAX);
+                    by_total.max(largest * S::Float::splat(1.0 / FORWARD_A16_MAX))
+                };
+                // Rounded up to 22 bits, so that three times it, and with it `base`, is exact.
+                let scale = S::bits_of_float(scale).add_i32(S::splat_i32(3)).and(S::splat_i32(!3)).bits_as_float();
+                let (scale, inverse) = scale_and_inverse::<S>(largest, scale);
+                scale.store(scales.as_mut_ptr().add(at));
+                inverse.store(inverses.as_mut_ptr().add(at));
+            }
+            let mut sums = [S::zero(); TOGETHER];
+            let mut cell = first;
+            for i in 0..count {
+                let values = self.values::<S>(first_row + cell.row, cell.tile, false);
+                let to = input.integers.add(self.place(first_row, height, cell) * input.cell_bytes);
+                let mut integers = [S::zero(); 4];
+                for group in 0..G {
+                    let inverse = S::Float::splat(inverses[i * G + group]);
+                    let mut sum = S::zero();
+                    for v in group * 4 / G..(group + 1) * 4 / G {
+                        integers[v] = S::from_float(values[v] * inverse);
+                        sum = sum.add_i32(integers[v]);
+                    }
+                    sums[i * G + group] = sum;
+                }
+                if SMALL {
+                    for (v, integers) in integers.into_iter().enumerate() {
+                        integers.store_as_i8_quads(to.add(16 * v));
+                    }
+                } else {
+                    integers[0].pack_i16(integers[1]).store(to);
+                    integers[2].pack_i16(integers[3]).store(to.add(64));
+                }
+                cell = cell.next(input.tiles);
+            }
+            // [group][scale, base, sum, integer sum]
+            let mut rows = [[0u32; 4]; TOGETHER];
+            for at in sixteens() {
+                let sum = combine_each::<S, IntegerSum>(sums.as_ptr().add(at));
+                let scale = S::Float::load(scales.as_ptr().add(at));
+                let parts = [
+                    S::bits_of_float(scale),
+                    S::bits_of_float(scale * S::Float::splat(-INTEGER_AS_FLOAT)),
+                    S::bits_of_float(scale * sum.to_float()),
+                    sum,
+                ];
+                store_interleaved::<S>(parts, rows.as_mut_ptr().add(at).cast());
+            }
+            let mut cell = first;
+            for i in 0..count {
+                let place = (self.place(first_row, height, cell) - cell.row) * G + cell.row;
+                for group in 0..G {
+                    let [scale, base, sum, integers] = rows[i * G + group];
+                    let start = INTEGER_BITS.wrapping_sub((integers as i32).wrapping_mul(8));
+                    let [scale, base, sum] = [scale, base, sum].map(f32::from_bits);
+                    *input.scales.add(place + group * height) = RowScale { scale, base, sum, start };
+                }
+                cell = cell.next(input.tiles);
+            }
+            cell
+        }
+    }
+
+    /// Index of a cell.
+    #[inline(always)]
+    fn place(&self, first_row: usize, height: usize, cell: Cell) -> usize {
+        let panel = cell.tile / PANEL_TILES;
+        first_cell(self.input.rows, self.input.tiles, panel, first_row) + cell.tile % PANEL_TILES * height + cell.row
+    }
+
+    /// The floats of a cell, zeros beyond the columns.
+    #[inline(always)]
+    unsafe fn values<S: IntegerSimd>(&self, row: usize, tile: usize, ahead: bool) -> [S::Float; 4] {
+        let mut values = [S::Float::zero(); 4];
+        // SAFETY: passed on; the columns are a multiple of 16.
+        unsafe {
+            let from = self.x.add(row * self.x_stride + tile * TILE);
+            let whole = (tile + 1) * TILE <= self.columns;
+            for (v, value) in values.iter_mut().enumerate() {
+                if ahead {
+                    // The same columns of the next row.
+                    S::prefetch(from.wrapping_add(self.x_stride + LANES * v).cast());
+                }
+                if whole || tile * TILE + LANES * v < self.columns {
+                    *value = S::Float::load(from.add(LANES * v));
                 }
             }
         }
+        values
     }
 }
 
+/// A cell of a row tile: row in it, and tile of k or block of n.
+#[derive(Clone, Copy)]
+struct Cell {
+    row: usize,
+    tile: usize,
+}
+
+impl Cell {
+    #[inline(always)]
+    fn next(self, tiles: usize) -> Self {
+        if self.tile + 1 == tiles { Cell { row: self.row + 1, tile: 0 } } else { Cell { tile: self.tile + 1, ..self } }
+    }
+}
+
+/// Stores 32-bit part i of the four vectors as four neighbours, for each i.
+///
+/// # Safety
+/// `to` points to four writable vectors.
 #[inline(always)]
-unsafe fn quantize_cell<S: IntegerSimd, const G: usize, const SMALL: bool>(
-    input: &ForwardInput,
-    values: &[S::Float; 4],
-    to: *mut u8,
-    place: usize,
-    height: usize,
-) {
-    let integer_max = if SMALL { FORWARD_A8_MAX } else { FORWARD_A16_MAX };
-    // SAFETY: passed on.
-    unsafe {
-        for group in 0..G {
-            let vectors = group * 4 / G..(group + 1) * 4 / G;
-            let mut largest = S::zero();
-            for value in &values[vectors.clone()] {
-                largest = largest.max_magnitude(*value);
-            }
-            let (scale, inverse) = scale_of(largest.reduce_max_u32(), integer_max);
-            let mut sum = S::zero();
-            for v in vectors {
-                let integers = S::from_float(values[v] * S::Float::splat(inverse));
-                sum = sum.add_i32(integers);
-                if SMALL {
-                    integers.store_as_i8_quads(to.add(16 * v));
-                } else {
-                    integers.store_as_i16(to.add(32 * v));
-                }
-            }
-            let sum = sum.reduce_add_i32();
-            *input.scales.add(place + group * height) = scale;
-            *input.sums.add(place + group * height) = scale * sum as f32;
-            *input.centres.add(place + group * height) = sum.wrapping_mul(-8);
-        }
+unsafe fn store_interleaved<S: IntegerSimd>([a, b, c, d]: [S; 4], to: *mut u8) {
+    let ((ab, ab_high), (cd, cd_high)) = (a.interleave_32(b), c.interleave_32(d));
+    let ((first, second), (third, fourth)) = (ab.interleave_64(cd), ab_high.interleave_64(cd_high));
+    // Lane L of each has the parts 4L, 4L + 1, ...: lanes become vectors.
+    for (i, vector) in S::transpose_lanes([first, second, third, fourth]).into_iter().enumerate() {
+        // SAFETY: passed on.
+        unsafe { vector.store(to.add(64 * i)) };
     }
 }
 
@@ -169,11 +368,11 @@ pub(super) const BLOCK: usize = 128;
 pub(super) const GRADIENT_A16_MAX: f32 = 32767.0;
 pub(super) const GRADIENT_A8_MAX: f32 = 2047.0;
 
-/// Where the quantized gradient lies: i16 [block of 128][row tile][row][128, or 64 in a short last block].
+/// Where a part of the quantized gradient lies: i16 [block of 128][row tile][row][128, or 64 in a short last block].
 #[derive(Clone, Copy)]
 pub(super) struct GradientInput {
     pub rows: usize,
-    /// Columns of dY, the rows of W.
+    /// Columns of dY in the part, rows of W.
     pub n: usize,
     /// 64-wide tiles of them.
     pub tiles: usize,
@@ -184,21 +383,27 @@ pub(super) struct GradientInput {
 }
 
 impl GradientInput {
+    pub(super) fn blocks(&self) -> usize {
+        (self.tiles * TILE).div_ceil(BLOCK)
+    }
     /// Columns of block `block`, with padding.
     #[inline(always)]
     pub(super) fn block_width(&self, block: usize) -> usize {
         BLOCK.min(self.tiles * TILE - block * BLOCK)
     }
-    /// First integer of row tile `first_row` in block `block`.
+    /// First integer of the row tile at `first_row` in block `block`.
     #[inline(always)]
     pub(super) fn place(&self, block: usize, first_row: usize) -> usize {
         block * BLOCK * self.rows + first_row * self.block_width(block)
     }
 }
 
-/// Quantizes row tile `row_tile` of `dy` [rows, n], times `row_maxima` [n] of the weight's scales.
+/// Quantizes row tile `row_tile` of dY times `row_maxima` of the weight's scales.
 pub(super) struct QuantizeGradient {
+    /// First row and column of the part; rows `dy_stride` floats apart.
     pub dy: *const f32,
+    pub dy_stride: usize,
+    /// [n], from the first column of the part on.
     pub row_maxima: *const f32,
     pub input: GradientInput,
     pub row_tile: usize,
@@ -208,41 +413,79 @@ impl IntegerKernel for QuantizeGradient {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
-        let Self { dy, row_maxima, input, row_tile } = self;
-        let first_row = row_tile * ROWS;
-        let height = ROWS.min(input.rows - first_row);
-        // SAFETY: rows and blocks stay inside dy and inside the integers sized for them.
-        unsafe {
-            for block in 0..(input.tiles * TILE).div_ceil(BLOCK) {
-                let width = input.block_width(block);
-                for row in 0..height {
-                    let from = dy.add((first_row + row) * input.n + block * BLOCK);
-                    let to = input.integers.add(input.place(block, first_row) + row * width);
-                    let mut values = [S::Float::zero(); BLOCK / LANES];
-                    let mut largest = S::zero();
-                    for (v, value) in values.iter_mut().enumerate().take(width / LANES) {
-                        let column = block * BLOCK + LANES * v;
-                        if column >= input.n {
-                            break;
-                        }
-                        let dy = if column + LANES <= input.n {
-                            // The same columns of the next row.
-                            S::prefetch(from.wrapping_add(input.n + LANES * v).cast());
-                            S::Float::load(from.add(LANES * v))
-                        } else {
-                            S::Float::load_partial(from.add(LANES * v), input.n - column)
-                        };
-                        // Infinity times a zero maximum is NaN, so that it poisons its row all the same.
-                        *value = dy * S::Float::load(row_maxima.add(column));
-                        largest = largest.max_magnitude(*value);
-                    }
-                    let (scale, inverse) = scale_of(largest.reduce_max_u32(), input.integer_max);
-                    for (v, value) in values.iter().enumerate().take(width / LANES) {
-                        S::from_float(*value * S::Float::splat(inverse)).store_as_i16(to.add(LANES * v).cast());
-                    }
-                    *input.scales.add(block * input.rows + first_row + row) = scale;
+        let input = &self.input;
+        let first_row = row_tile_start(input.rows, self.row_tile);
+        let height = row_tile_height(input.rows, first_row);
+        let blocks = input.blocks();
+        let mut first = Cell { row: 0, tile: 0 };
+        let mut left = height * blocks;
+        while left > 0 {
+            let count = TOGETHER.min(left);
+            let mut largest = [S::zero(); TOGETHER];
+            let mut cell = first;
+            for largest in &mut largest[..count] {
+                for v in 0..input.block_width(cell.tile) / LANES {
+                    // SAFETY: rows and blocks stay inside dy.
+                    *largest =
+                        largest.max_magnitude(unsafe { self.values::<S>(first_row + cell.row, cell.tile, v, true) });
+                }
+                cell = cell.next(blocks);
+            }
+            let (mut scales, mut inverses) = ([0f32; TOGETHER], [0f32; TOGETHER]);
+            for at in (0..count).step_by(LANES) {
+                // SAFETY: vectors and floats come in sixteens.
+                unsafe {
+                    let largest = combine_each::<S, Largest>(largest.as_ptr().add(at)).bits_as_float();
+                    let scale = largest * S::Float::splat(1.0 / input.integer_max);
+                    let (scale, inverse) = scale_and_inverse::<S>(largest, scale);
+                    scale.store(scales.as_mut_ptr().add(at));
+                    inverse.store(inverses.as_mut_ptr().add(at));
                 }
             }
+            let mut cell = first;
+            for i in 0..count {
+                let width = input.block_width(cell.tile);
+                let inverse = S::Float::splat(inverses[i]);
+                // SAFETY: rows and blocks stay inside dy and inside the integers sized for them.
+                unsafe {
+                    let to = input.integers.add(input.place(cell.tile, first_row) + cell.row * width);
+                    for v in (0..width / LANES).step_by(2) {
+                        let row = first_row + cell.row;
+                        let a = S::from_float(self.values::<S>(row, cell.tile, v, false) * inverse);
+                        let b = S::from_float(self.values::<S>(row, cell.tile, v + 1, false) * inverse);
+                        a.pack_i16(b).store(to.add(LANES * v).cast());
+                    }
+                    *input.scales.add(cell.tile * input.rows + first_row + cell.row) = scales[i];
+                }
+                cell = cell.next(blocks);
+            }
+            first = cell;
+            left -= count;
+        }
+    }
+}
+
+impl QuantizeGradient {
+    /// Vector `v` of a row in a block, zeros beyond the columns.
+    #[inline(always)]
+    unsafe fn values<S: IntegerSimd>(&self, row: usize, block: usize, v: usize, ahead: bool) -> S::Float {
+        let column = block * BLOCK + LANES * v;
+        // SAFETY: passed on; the maxima are padded to whole tiles.
+        unsafe {
+            let from = self.dy.add(row * self.dy_stride + column);
+            let dy = if column + LANES <= self.input.n {
+                if ahead {
+                    // The same columns of the next row.
+                    S::prefetch(from.wrapping_add(self.dy_stride).cast());
+                }
+                S::Float::load(from)
+            } else if column < self.input.n {
+                S::Float::load_partial(from, self.input.n - column)
+            } else {
+                return S::Float::zero();
+            };
+            // Infinity times a zero maximum is NaN, so that it poisons its row all the same.
+            dy * S::Float::load(self.row_maxima.add(column))
         }
     }
 }

@@ -1,11 +1,11 @@
-//! `Y = X·Wᵀ`. A task is one column tile of one output for one block of rows: it unpacks a panel of tiles at a
-//! time and runs all its row tiles through it, into a contiguous block that is copied to Y at the end.
+//! `Y = X·Wᵀ`. A task is one column tile of one output for one block of rows and one part of k: it unpacks a panel
+//! of tiles at a time and runs all its row tiles through it; between panels the sums lie in a contiguous block.
 //!
 //! For every scale group, in order: `y += (x_scale · Σ code·x) · scale`, then `y += x_sum · offset`, with
 //! centred codes, `offset = bias + centre·scale`, and `x_sum` the sum of the *quantized* x (with the exact sum
 //! the error would be that of `scale·code` instead of that of the weight, some three times larger).
 
-use super::activations::{ForwardInput, PANEL_TILES, ROWS, first_cell};
+use super::activations::{ForwardInput, INTEGER_BITS, PANEL_TILES, ROWS, RowScale, first_cell, row_tile_height};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::straight::Straight;
@@ -14,8 +14,12 @@ use crate::ops::{Precision, scratch_size};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
 
-/// Rows of a block at most: its outputs (64 KiB) and, up to k = 2048, its inputs stay in a 2 MiB cache.
+/// Rows of a block at most, besides the few that a last block takes on: its outputs are 64 KiB.
 pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
+/// Rows that the block of a worker has room for.
+const BLOCK_ROOM: usize = BLOCK_ROWS + 2 * ROWS;
+/// Quantized input beyond this is fetched ahead of its use.
+const AHEAD_BYTES: usize = 400 << 10;
 /// Bytes of panel memory: four i16 panels, or two f32 panels.
 const PANEL_BYTES: usize = PANEL_TILES * PANEL_I16;
 const _: () = assert!(PANEL_BYTES >= EXACT_TILES * PANEL_F32);
@@ -26,15 +30,18 @@ const EXACT_TILES: usize = 1;
 pub(super) const fn worker_bytes() -> usize {
     scratch_size::<u8>(PANEL_BYTES)
         + scratch_size::<f32>(PANEL_TILES * GROUPS_MAX * 2 * TILE)
-        + scratch_size::<f32>(BLOCK_ROWS * TILE)
+        + scratch_size::<f32>(BLOCK_ROOM * TILE)
 }
 
-/// One task: column tile `row_tile` of `matrix` (a row of tiles of W), rows `first_row..first_row + rows`.
+/// One task: column tile `row_tile` of `matrix` (a row of tiles of W), rows `first_row..first_row + rows`, and the
+/// tiles of k that the input has. Overwrites Y in the first part of k, adds to it in the others.
 pub(super) struct ForwardTask<'a> {
     pub matrix: &'a PackedMatrix,
     pub row_tile: usize,
     pub precision: Precision,
-    /// Quantized input; unused when exact.
+    /// First tile of k in this part.
+    pub first_tile: usize,
+    /// Quantized input of the part; unused when exact.
     pub input: ForwardInput,
     /// [rows, k]; used when exact.
     pub x: *const f32,
@@ -52,17 +59,18 @@ impl IntegerKernel for ForwardTask<'_> {
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
         if self.input.rows == 1 && self.precision == Precision::A16 {
-            let (matrix, row_tile, input, y) = (self.matrix, self.row_tile, self.input, self.y);
+            let (matrix, row_tile, first_tile, input, y) =
+                (self.matrix, self.row_tile, self.first_tile, self.input, self.y);
             // SAFETY: passed on.
-            return unsafe { S::call(Straight { matrix, row_tile, input, y }) };
+            return unsafe { S::call(Straight { matrix, row_tile, first_tile, input, y }) };
         }
         let mut carver = crate::ops::Carver::new(self.scratch);
         let panel = carver.take::<u8>(PANEL_BYTES);
         let scales = carver.take::<f32>(PANEL_TILES * GROUPS_MAX * 2 * TILE);
-        let block = carver.take::<f32>(BLOCK_ROWS * TILE);
+        let block = carver.take::<f32>(BLOCK_ROOM * TILE);
         // SAFETY: the scratch holds the three parts, the block as many rows as a task may have.
         unsafe {
-            debug_assert!(self.rows <= BLOCK_ROWS);
+            debug_assert!(self.rows <= BLOCK_ROOM);
             match self.precision {
                 Precision::Exact => {
                     std::ptr::write_bytes(block, 0, self.rows * TILE);
@@ -71,6 +79,9 @@ impl IntegerKernel for ForwardTask<'_> {
                 }
                 Precision::A16 | Precision::A8 => {
                     let whole = (self.row_tile + 1) * TILE <= self.matrix.n_out();
+                    if !whole && self.first_tile > 0 {
+                        self.copy_in::<S>(block);
+                    }
                     self.integer::<S>(panel, scales, block, whole);
                     if !whole {
                         self.copy_out::<S>(block);
@@ -82,8 +93,8 @@ impl IntegerKernel for ForwardTask<'_> {
 }
 
 impl ForwardTask<'_> {
-    /// The sums start from zero in the first panel and lie in the block between panels; those of the last panel
-    /// go straight to Y when the tile is `whole`.
+    /// The sums start from zero, or in later parts of k from Y, and lie in the block between panels; those of the
+    /// last panel go straight to Y. When the tile is not `whole`, the block stands for Y.
     #[inline(always)]
     unsafe fn integer<S: IntegerSimd>(&self, panel: *mut u8, scales: *mut f32, block: *mut f32, whole: bool) {
         let format = TileFormat::new(self.matrix.header());
@@ -94,7 +105,9 @@ impl ForwardTask<'_> {
         let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
         // SAFETY: tiles, cells and rows stay inside their buffers by the loops' bounds.
         unsafe {
-            let row_of_tiles = self.matrix.tiles().as_ptr().add(self.row_tile * tiles * tile_bytes);
+            let first_tile = self.row_tile * format.header.column_tiles() + self.first_tile;
+            let row_of_tiles = self.matrix.tiles().as_ptr().add(first_tile * tile_bytes);
+            let zeros = [0f32; TILE];
             let panels = tiles.div_ceil(PANEL_TILES);
             // The tiles of the next panel are fetched a few lines with each row tile of this one.
             let prefetch_lines = (PANEL_TILES * tile_bytes / VECTOR).div_ceil(self.rows.div_ceil(ROWS));
@@ -102,6 +115,7 @@ impl ForwardTask<'_> {
                 let in_panel = PANEL_TILES.min(tiles - p * PANEL_TILES);
                 let mut next = row_of_tiles.wrapping_add((p + 1) * PANEL_TILES * tile_bytes);
                 let to_y = whole && p + 1 == panels;
+                let from_y = whole && p == 0 && self.first_tile > 0;
                 for t in 0..in_panel {
                     let tile = row_of_tiles.add((p * PANEL_TILES + t) * tile_bytes);
                     S::call(UnpackForward { format, tile, small, out: panel.add(t * panel_tile) });
@@ -109,13 +123,21 @@ impl ForwardTask<'_> {
                 }
                 let mut row = 0;
                 while row < self.rows {
-                    let height = ROWS.min(self.rows - row);
+                    let height = row_tile_height(self.input.rows, self.first_row + row);
                     let cell = first_cell(self.input.rows, tiles, p, self.first_row + row);
                     let y = self.y.add((self.first_row + row) * self.y_stride + self.row_tile * TILE);
                     if whole && p == panels.saturating_sub(2) {
                         // Not in the last panel, which may be too narrow to hide it.
                         for line in 0..height * ACROSS {
                             S::prefetch(y.wrapping_add(line / ACROSS * self.y_stride + line % ACROSS * LANES).cast());
+                        }
+                    }
+                    if from_y {
+                        let ahead = y.wrapping_add(height * self.y_stride);
+                        for line in 0..height * ACROSS {
+                            S::prefetch(
+                                ahead.wrapping_add(line / ACROSS * self.y_stride + line % ACROSS * LANES).cast(),
+                            );
                         }
                     }
                     for line in 0..prefetch_lines {
@@ -129,14 +151,27 @@ impl ForwardTask<'_> {
                         panel,
                         scales,
                         x_scales: self.input.scales.add(cell * format.groups),
-                        x_sums: self.input.sums.add(cell * format.groups),
-                        x_centres: self.input.centres.add(cell * format.groups),
                         height,
+                        from: if from_y {
+                            y
+                        } else if p == 0 && self.first_tile == 0 {
+                            zeros.as_ptr()
+                        } else {
+                            block.add(row * TILE)
+                        },
+                        from_stride: if from_y {
+                            self.y_stride
+                        } else if p == 0 && self.first_tile == 0 {
+                            0
+                        } else {
+                            TILE
+                        },
                         sums: block.add(row * TILE),
-                        from_zero: p == 0,
                         to: if to_y { y } else { block.add(row * TILE) },
                         to_stride: if to_y { self.y_stride } else { TILE },
                         offsets: !self.matrix.symmetric(),
+                        ahead: S::Float::MANY_REGISTERS
+                            && self.input.rows * tiles * self.input.cell_bytes > AHEAD_BYTES,
                     };
                     match (small, format.wide) {
                         (false, false) => dots.all::<S, false, false>(),
@@ -170,6 +205,22 @@ impl ForwardTask<'_> {
                     out: block,
                 }
                 .all::<S>(self.rows);
+            }
+        }
+    }
+
+    /// Copies the valid columns of Y to the block.
+    #[inline(always)]
+    unsafe fn copy_in<S: IntegerSimd>(&self, block: *mut f32) {
+        let column = self.row_tile * TILE;
+        let width = TILE.min(self.matrix.n_out() - column);
+        // SAFETY: only valid columns of Y are read.
+        unsafe {
+            for row in 0..self.rows {
+                let from = self.y.add((self.first_row + row) * self.y_stride + column);
+                for at in (0..width).step_by(LANES) {
+                    S::Float::load_up_to(from.add(at), width - at).store(block.add(row * TILE + at));
+                }
             }
         }
     }
@@ -249,19 +300,20 @@ struct Dots {
     panel: *const u8,
     /// [tile][group][scale, offset][64]
     scales: *const f32,
-    /// [tile][group][height], and so the next two
-    x_scales: *const f32,
-    x_sums: *const f32,
-    x_centres: *const i32,
+    /// [tile][group][height]
+    x_scales: *const RowScale,
     height: usize,
+    /// What the sums of the first group are added to, rows `from_stride` floats apart.
+    from: *const f32,
+    from_stride: usize,
     /// [height, 64]: sums between the groups
     sums: *mut f32,
-    /// Start from zero instead of from `sums`.
-    from_zero: bool,
     /// Where the sums of the last group go, rows `to_stride` floats apart.
     to: *mut f32,
     to_stride: usize,
     offsets: bool,
+    /// The integers of the next row tile are fetched: worth it where they come from the end of a full cache.
+    ahead: bool,
 }
 
 impl Dots {
@@ -291,8 +343,7 @@ impl Dots {
                         panel: self.panel.add(v * VECTOR),
                         scales: self.scales.add(v * LANES),
                         x_scales: self.x_scales.add(row),
-                        x_sums: self.x_sums.add(row),
-                        x_centres: self.x_centres.add(row),
+                        from: self.from.add(row * self.from_stride + v * LANES),
                         sums: self.sums.add(row * TILE + v * LANES),
                         to: self.to.add(row * self.to_stride + v * LANES),
                         ..self
@@ -323,23 +374,24 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
         // Panel rows of a group, each of four bytes of every cell.
         let steps = cell_bytes / 4 / d.groups;
         let (mut integers, mut panel, mut scales) = (d.integers, d.panel, d.scales);
-        let (mut x_scales, mut x_sums, mut x_centres) = (d.x_scales, d.x_sums, d.x_centres);
-        let zeros = [0f32; TILE];
-        let (mut from, mut from_stride) = if d.from_zero { (zeros.as_ptr(), 0) } else { (d.sums.cast_const(), TILE) };
+        let mut x_scales = d.x_scales;
+        let (mut from, mut from_stride) = (d.from, d.from_stride);
         // SAFETY: the pointers walk through the panel, the cells and their scales.
         unsafe {
             for tile in 0..d.tiles {
                 for group in 0..d.groups {
-                    // Stored codes exceed centred ones by 8 or 128: start from minus that times the sum of x.
                     let mut sums = [[S::zero(); NV]; MR];
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let mut start = S::splat_i32(*x_centres.add(r));
-                        if WIDE {
-                            start = start.shift_left_i32::<4>();
-                        }
-                        *sums = [start; NV];
+                        *sums = [S::splat_i32(start_of::<SMALL, WIDE>(&*x_scales.add(r))); NV];
                     }
                     let x = integers.add(group * 4 * steps);
+                    if d.ahead {
+                        // As much of the next row tile, which follows in memory.
+                        let ahead = integers.wrapping_add(MR * cell_bytes * d.tiles + group * MR * 4 * steps);
+                        for line in 0..(MR * 4 * steps).div_ceil(VECTOR) {
+                            S::prefetch_near(ahead.wrapping_add(line * VECTOR));
+                        }
+                    }
                     for step in 0..steps {
                         let mut codes = [S::zero(); NV];
                         for (v, codes) in codes.iter_mut().enumerate() {
@@ -356,12 +408,12 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
                     let last = tile + 1 == d.tiles && group + 1 == d.groups;
                     let (to, to_stride) = if last { (d.to, d.to_stride) } else { (d.sums, TILE) };
                     for (r, sums) in sums.iter().enumerate() {
-                        let x_scale = S::Float::splat(*x_scales.add(r));
-                        let x_sum = S::Float::splat(*x_sums.add(r));
+                        let row = x_scales.add(r);
+                        let x_sum = S::Float::splat((*row).sum);
                         for (v, sum) in sums.iter().enumerate() {
                             let mut y = S::Float::load(from.add(r * from_stride + v * LANES));
                             let scale = S::Float::load(scales.add(v * LANES));
-                            y = (sum.to_float() * x_scale).mul_add(scale, y);
+                            y = scaled::<S, SMALL, WIDE>(*sum, row).mul_add(scale, y);
                             if d.offsets {
                                 y = x_sum.mul_add(S::Float::load(scales.add(TILE + v * LANES)), y);
                             }
@@ -372,11 +424,42 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
                     panel = panel.add(steps * PANEL_ROW);
                     scales = scales.add(2 * TILE);
                     x_scales = x_scales.add(d.height);
-                    x_sums = x_sums.add(d.height);
-                    x_centres = x_centres.add(d.height);
                 }
                 integers = integers.add(d.height * cell_bytes);
             }
+        }
+    }
+}
+
+/// Whether a sum of products with the codes may reach 2^22 and must be converted by an instruction of its own.
+pub(super) const fn is_long(small: bool, wide: bool) -> bool {
+    wide && !small
+}
+
+/// What the sums of a row start from: stored codes exceed centred ones by 8 or 128, so minus that times the sum of
+/// x, and [`INTEGER_BITS`] unless the sums are long.
+#[inline(always)]
+pub(super) fn start_of<const SMALL: bool, const WIDE: bool>(row: &RowScale) -> i32 {
+    if !WIDE {
+        return row.start;
+    }
+    let start = row.start.wrapping_sub(INTEGER_BITS) << 4;
+    if is_long(SMALL, WIDE) { start } else { start.wrapping_add(INTEGER_BITS) }
+}
+
+/// A sum times the scale of its row: the same bits either way, since the sum is exact as a float.
+#[inline(always)]
+pub(super) unsafe fn scaled<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(
+    sum: S,
+    row: *const RowScale,
+) -> S::Float {
+    // SAFETY: the caller names a row.
+    unsafe {
+        let scale = S::Float::splat((*row).scale);
+        if is_long(SMALL, WIDE) {
+            sum.to_float() * scale
+        } else {
+            sum.bits_as_float().mul_add(scale, S::Float::splat((*row).base))
         }
     }
 }

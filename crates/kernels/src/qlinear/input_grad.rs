@@ -1,4 +1,4 @@
-//! `dX = Σ dY·W`, from the same tiles. A task is one column tile of dX for one block of rows.
+//! `dX = Σ dY·W`, from the same tiles. A task is one column tile of dX for one block of rows and one part of n.
 //!
 //! The scale varies along the sum, so it is folded into an integer copy of dY ahead of the dot products: with
 //! `q = dY·row_max` in 16-bit integers per (row, block of 128 n) and `s = scale / row_max / largest` in 15-bit
@@ -8,7 +8,7 @@
 
 mod prepare;
 
-use super::activations::{BLOCK, GradientInput, ROWS};
+use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height};
 use super::forward::{FloatDots, UnpackExact};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
@@ -18,8 +18,10 @@ use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
 use prepare::{ColumnSums, Fold, FoldGroups, PrepareFolds, UnpackInputGrad};
 
-/// Rows of a block at most.
+/// Rows of a block at most, besides the few that a last block takes on.
 pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
+/// Rows that the block of a worker has room for.
+const BLOCK_ROOM: usize = BLOCK_ROWS + 2 * ROWS;
 /// Tiles of W in a block of n.
 const BLOCK_TILES: usize = BLOCK / TILE;
 const PANEL_BYTES: usize = BLOCK_TILES * PANEL_I16;
@@ -35,28 +37,40 @@ pub(super) const fn worker_bytes() -> usize {
         + scratch_size::<i16>(GROUPS_MAX * BLOCK)
         + scratch_size::<i16>(GROUPS_MAX * ROWS * BLOCK)
         + scratch_size::<i32>(TILE)
-        + scratch_size::<f32>(BLOCK_ROWS * TILE)
+        + scratch_size::<f32>(BLOCK_ROOM * TILE)
 }
 
-/// One summand `dY·W` of the gradient.
+/// One part of n of one summand `dY·W` of the gradient.
 #[derive(Clone, Copy)]
 pub(super) struct Summand<'a> {
     pub matrix: &'a PackedMatrix,
+    /// First tile of n in the part.
+    pub first_tile: usize,
     /// Quantized dY; unused when exact.
     pub input: GradientInput,
-    /// [rows, n_out]
+    /// [rows, n_out], all columns; used when exact.
     pub dy: *const f32,
     /// [rows][tiles of k · groups], null when the matrix is symmetric; unused when exact.
     pub offsets: *const f32,
 }
 
+impl Summand<'_> {
+    /// Start of the tile at (tile of n in the part, tile of k).
+    #[inline(always)]
+    unsafe fn tile(&self, row_tile: usize, column_tile: usize) -> *const u8 {
+        // SAFETY: the caller names a tile of the part.
+        unsafe { tile_of(self.matrix, self.first_tile + row_tile, column_tile) }
+    }
+}
+
 pub(super) struct InputGradTask<'a> {
-    pub summands: &'a [Summand<'a>],
+    pub summand: Summand<'a>,
     pub precision: Precision,
     /// Tile of k.
     pub tile: usize,
     /// [rows, k]
     pub dx: *mut f32,
+    /// Added to dx rather than written over it.
     pub accumulate: bool,
     pub first_row: usize,
     pub rows: usize,
@@ -90,31 +104,26 @@ impl IntegerKernel for InputGradTask<'_> {
             folds: carver.take(GROUPS_MAX * BLOCK),
             folded: carver.take::<i16>(GROUPS_MAX * ROWS * BLOCK).cast(),
             column_sums: carver.take(TILE),
-            block: carver.take(BLOCK_ROWS * TILE),
+            block: carver.take(BLOCK_ROOM * TILE),
         };
-        debug_assert!(self.rows <= BLOCK_ROWS);
-        let k = self.summands[0].matrix.k_in();
+        debug_assert!(self.rows <= BLOCK_ROOM);
+        let k = self.summand.matrix.k_in();
         // SAFETY: the scratch holds these parts, the block as many rows as a task may have.
         unsafe {
             match self.precision {
                 Precision::Exact => {
                     std::ptr::write_bytes(buffers.block, 0, self.rows * TILE);
-                    for summand in self.summands {
-                        self.exact::<S>(summand, &buffers);
-                    }
-                    self.copy_out::<S>(k, buffers.block);
+                    self.exact::<S>(&buffers);
+                    self.copy_out::<S>(k, buffers.block, self.accumulate);
                 }
                 Precision::A16 | Precision::A8 => {
                     let whole = (self.tile + 1) * TILE <= k;
-                    for (index, summand) in self.summands.iter().enumerate() {
-                        let last = index + 1 == self.summands.len();
-                        if index > 0 {
-                            self.add_offsets::<S>(summand, &buffers);
-                        }
-                        self.integer::<S>(summand, &buffers, index == 0, last && whole);
+                    if !whole && self.accumulate {
+                        self.copy_in::<S>(k, buffers.block);
                     }
+                    self.integer::<S>(&buffers, whole);
                     if !whole {
-                        self.copy_out::<S>(k, buffers.block);
+                        self.copy_out::<S>(k, buffers.block, false);
                     }
                 }
             }
@@ -123,42 +132,22 @@ impl IntegerKernel for InputGradTask<'_> {
 }
 
 impl InputGradTask<'_> {
+    /// The sums start from zero, or from dX when it is added to, and then the offsets; between blocks of n they lie
+    /// in the block of the worker; those of the last go to dX. When the tile is not `whole`, the block stands for dX.
     #[inline(always)]
-    unsafe fn add_offsets<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
-        if summand.offsets.is_null() {
-            return;
-        }
-        let header = summand.matrix.header();
-        let (groups, tiles) = (header.groups_per_tile(), header.column_tiles());
-        // SAFETY: row and tile lie inside the offsets.
-        unsafe {
-            for row in 0..self.rows {
-                let from = summand.offsets.add(((self.first_row + row) * tiles + self.tile) * groups);
-                for v in 0..ACROSS {
-                    let out = buffers.block.add(row * TILE + v * LANES);
-                    (S::Float::load(out) + S::Float::splat(*from.add(v * groups / ACROSS))).store(out);
-                }
-            }
-        }
-    }
-
-    /// The sums of the `first` summand start from its offsets in the first block of n and lie in the block of
-    /// rows in between; those of the last block of n go straight `to_dx`.
-    #[inline(always)]
-    unsafe fn integer<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers, first: bool, to_dx: bool) {
+    unsafe fn integer<S: IntegerSimd>(&self, buffers: &Buffers, whole: bool) {
+        let summand = &self.summand;
         let format = TileFormat::new(summand.matrix.header());
         let input = &summand.input;
         let small = self.precision == Precision::A8;
         let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
-        let blocks = (input.tiles * TILE).div_ceil(BLOCK);
+        let blocks = input.blocks();
         let k = format.header.k_in;
         let tile_bytes = format.header.tile_bytes();
         let lines = tile_bytes / VECTOR;
         let prefetch_lines = (lines * BLOCK_TILES).div_ceil(self.rows.div_ceil(ROWS));
         let offset_stride = format.header.column_tiles() * format.groups;
         let zeros = [0f32; GROUPS_MAX];
-        // More integers than stay in a 2 MiB cache from one column tile to the next.
-        let streams = self.rows * input.tiles * TILE * size_of::<i16>() > 1 << 20;
         // SAFETY: tiles, integers and rows stay inside their buffers by the loops' bounds.
         unsafe {
             for block in 0..blocks {
@@ -174,7 +163,7 @@ impl InputGradTask<'_> {
                     factors: &mut factors,
                 });
                 for t in 0..width / TILE {
-                    let tile = tile_of(summand.matrix, block * BLOCK_TILES + t, self.tile);
+                    let tile = summand.tile(block * BLOCK_TILES + t, self.tile);
                     S::call(UnpackInputGrad { format, tile, small, out: buffers.panel.add(t * panel_tile) });
                 }
                 if small {
@@ -182,15 +171,22 @@ impl InputGradTask<'_> {
                 }
                 // The tiles of the next block are fetched a few lines with each row tile of this one.
                 let next_tile = ((block + 1) * BLOCK_TILES).min(input.tiles - 1);
-                let (mut line, mut next) = (0, tile_of(summand.matrix, next_tile, self.tile));
+                let (mut line, mut next) = (0, summand.tile(next_tile, self.tile));
+                let from_dx = whole && self.accumulate && block == 0;
+                let to_dx = whole && block + 1 == blocks;
                 let mut row = 0;
                 while row < self.rows {
-                    let height = ROWS.min(self.rows - row);
                     let first_row = self.first_row + row;
+                    let height = row_tile_height(input.rows, first_row);
                     let dx = self.dx.add(first_row * k + self.tile * TILE);
-                    if to_dx && block == blocks.saturating_sub(2) {
-                        for line in 0..height * ACROSS {
-                            S::prefetch(dx.wrapping_add(line / ACROSS * k + line % ACROSS * LANES).cast());
+                    if whole && (from_dx || !self.accumulate && block == blocks.saturating_sub(2)) {
+                        // What is read here is that of the next row tile; to be written: not in the last block,
+                        // which may be too narrow to hide it.
+                        let ahead = if from_dx { dx.wrapping_add(height * k) } else { dx };
+                        for row in 0..height {
+                            for v in 0..ACROSS {
+                                S::prefetch(ahead.wrapping_add(row * k + v * LANES).cast());
+                            }
                         }
                     }
                     for _ in 0..prefetch_lines {
@@ -201,27 +197,21 @@ impl InputGradTask<'_> {
                         (line, next) = (line + 1, next.wrapping_add(VECTOR));
                     }
                     let integers = input.integers.add(input.place(block, first_row));
-                    if streams {
-                        // The row tile after the next, which follows in memory.
-                        let ahead = integers.wrapping_add(2 * ROWS * width).cast::<u8>();
-                        for line in 0..ROWS * BLOCK * size_of::<i16>() / VECTOR {
-                            S::prefetch(ahead.wrapping_add(line * VECTOR));
-                        }
-                    }
                     let fold = Fold { height, width, small, integers, buffers };
-                    let start = match (first && block == 0, summand.offsets.is_null()) {
-                        (false, _) => Start::Sums,
-                        (true, true) => Start::Splat { offsets: zeros.as_ptr(), stride: 0 },
-                        (true, false) => {
-                            let place = first_row * offset_stride + self.tile * format.groups;
-                            Start::Splat { offsets: summand.offsets.add(place), stride: offset_stride }
-                        }
+                    let (offsets, offset_stride) = if summand.offsets.is_null() {
+                        (zeros.as_ptr(), 0)
+                    } else {
+                        let place = first_row * offset_stride + self.tile * format.groups;
+                        (summand.offsets.add(place), offset_stride)
                     };
-                    let end = match (to_dx && block + 1 == blocks, self.accumulate) {
-                        (false, _) => End::Sums,
-                        (true, false) => End::Write { to: dx, stride: k },
-                        (true, true) => End::Add { to: dx, stride: k },
+                    let sums = buffers.block.add(row * TILE);
+                    let start = match (block, self.accumulate) {
+                        (0, false) => Start::Offsets { offsets, offset_stride },
+                        (0, true) if whole => Start::Sums { from: dx, stride: k, offsets, offset_stride },
+                        (0, true) => Start::Sums { from: sums, stride: TILE, offsets, offset_stride },
+                        _ => Start::Block,
                     };
+                    let (to, to_stride) = if to_dx { (dx, k) } else { (sums, TILE) };
                     let dots = Dots {
                         groups: format.groups,
                         width,
@@ -230,9 +220,10 @@ impl InputGradTask<'_> {
                         column_sums: buffers.column_sums,
                         scales: input.scales.add(block * input.rows + first_row),
                         factors: factors.as_ptr(),
-                        sums: buffers.block.add(row * TILE),
+                        sums,
                         start,
-                        end,
+                        to,
+                        to_stride,
                     };
                     match format.groups {
                         1 => S::call(FoldGroups::<1>(fold)),
@@ -251,13 +242,14 @@ impl InputGradTask<'_> {
     }
 
     #[inline(always)]
-    unsafe fn exact<S: IntegerSimd>(&self, summand: &Summand<'_>, buffers: &Buffers) {
+    unsafe fn exact<S: IntegerSimd>(&self, buffers: &Buffers) {
+        let summand = &self.summand;
         let format = TileFormat::new(summand.matrix.header());
         let n = format.header.n_out;
         // SAFETY: as above; a panel takes no more columns than dY has.
         unsafe {
             for t in 0..n.div_ceil(TILE) {
-                let tile = tile_of(summand.matrix, t, self.tile);
+                let tile = summand.tile(t, self.tile);
                 unpack::scales::<S>(&format, tile, false, buffers.scales);
                 let (scales, out) = (buffers.scales, buffers.panel.cast());
                 S::call(UnpackExact { format, tile, scales, out, transposed: true });
@@ -273,9 +265,24 @@ impl InputGradTask<'_> {
         }
     }
 
+    /// Copies the valid columns of dX to the block.
+    #[inline(always)]
+    unsafe fn copy_in<S: IntegerSimd>(&self, k: usize, block: *mut f32) {
+        let column = self.tile * TILE;
+        // SAFETY: only rows and columns of dX are read; k is a multiple of 16.
+        unsafe {
+            for row in 0..self.rows {
+                let from = self.dx.add((self.first_row + row) * k + column);
+                for at in (0..TILE.min(k - column)).step_by(LANES) {
+                    S::Float::load(from.add(at)).store(block.add(row * TILE + at));
+                }
+            }
+        }
+    }
+
     /// Copies or adds the valid columns of the block to dX.
     #[inline(always)]
-    unsafe fn copy_out<S: IntegerSimd>(&self, k: usize, block: *const f32) {
+    unsafe fn copy_out<S: IntegerSimd>(&self, k: usize, block: *const f32, add: bool) {
         let column = self.tile * TILE;
         // Groups are multiples of 16, so the width is a whole number of vectors.
         let width = TILE.min(k - column);
@@ -285,7 +292,7 @@ impl InputGradTask<'_> {
                 let to = self.dx.add((self.first_row + row) * k + column);
                 for at in (0..width).step_by(LANES) {
                     let mut value = S::Float::load(block.add(row * TILE + at));
-                    if self.accumulate {
+                    if add {
                         value = S::Float::load(to.add(at)) + value;
                     }
                     value.store(to.add(at));
@@ -303,24 +310,16 @@ pub(super) unsafe fn tile_of(matrix: &PackedMatrix, row_tile: usize, column_tile
     unsafe { matrix.tiles().as_ptr().add((row_tile * header.column_tiles() + column_tile) * header.tile_bytes()) }
 }
 
-/// What the sums of a row tile start from.
+/// What the sums of a row tile start from. Offsets are [row][group], rows `offset_stride` apart: one value for all
+/// columns of a group.
 #[derive(Clone, Copy)]
 enum Start {
     /// The sums of the blocks of n before.
-    Sums,
-    /// [row][group], rows `stride` apart: one value for all columns of a group.
-    Splat { offsets: *const f32, stride: usize },
-}
-
-/// Where the sums of a row tile go.
-#[derive(Clone, Copy)]
-enum End {
-    /// To the sums, for the next block of n.
-    Sums,
-    /// To rows of dX, `stride` apart, overwritten.
-    Write { to: *mut f32, stride: usize },
-    /// To rows of dX, added.
-    Add { to: *mut f32, stride: usize },
+    Block,
+    /// The offsets alone.
+    Offsets { offsets: *const f32, offset_stride: usize },
+    /// Other sums, rows `stride` apart, and the offsets.
+    Sums { from: *const f32, stride: usize, offsets: *const f32, offset_stride: usize },
 }
 
 /// One folded row tile through one panel.
@@ -338,7 +337,9 @@ struct Dots {
     /// [rows, 64]
     sums: *mut f32,
     start: Start,
-    end: End,
+    /// Where the sums go, rows `to_stride` apart: the sums, for the next block of n, or dX.
+    to: *mut f32,
+    to_stride: usize,
 }
 
 impl Dots {
@@ -387,16 +388,18 @@ impl Dots {
                 factors: self.factors.add(group),
                 sums: self.sums.add(row * TILE + at),
                 start: match self.start {
-                    Start::Sums => Start::Sums,
-                    Start::Splat { offsets, stride } => {
-                        Start::Splat { offsets: offsets.add(row * stride + group), stride }
+                    Start::Block => Start::Block,
+                    Start::Offsets { offsets, offset_stride } => {
+                        Start::Offsets { offsets: offsets.add(row * offset_stride + group), offset_stride }
                     }
+                    Start::Sums { from, stride, offsets, offset_stride } => Start::Sums {
+                        from: from.add(row * stride + at),
+                        stride,
+                        offsets: offsets.add(row * offset_stride + group),
+                        offset_stride,
+                    },
                 },
-                end: match self.end {
-                    End::Sums => End::Sums,
-                    End::Write { to, stride } => End::Write { to: to.add(row * stride + at), stride },
-                    End::Add { to, stride } => End::Add { to: to.add(row * stride + at), stride },
-                },
+                to: self.to.add(row * self.to_stride + at),
                 ..self
             }
         }
@@ -457,33 +460,33 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     }
                 }
             }
-            // One pass that holds no second set of vectors, or the registers would not suffice: a start other than
-            // the sums is put there first, an addition to dX is done from there afterwards.
-            if let Start::Splat { offsets, stride } = d.start {
-                for r in 0..MR {
-                    for v in 0..NV {
-                        let offset = S::Float::splat(*offsets.add(r * stride + v * G / NV));
-                        offset.store(d.sums.add(r * TILE + v * LANES));
+            // A start other than the sums is put there first: one pass that holds no second set of vectors, or the
+            // registers would not suffice.
+            match d.start {
+                Start::Block => {}
+                Start::Offsets { offsets, offset_stride } => {
+                    for r in 0..MR {
+                        for v in 0..NV {
+                            let offset = S::Float::splat(*offsets.add(r * offset_stride + v * G / NV));
+                            offset.store(d.sums.add(r * TILE + v * LANES));
+                        }
+                    }
+                }
+                Start::Sums { from, stride, offsets, offset_stride } => {
+                    for r in 0..MR {
+                        for v in 0..NV {
+                            let offset = S::Float::splat(*offsets.add(r * offset_stride + v * G / NV));
+                            let before = S::Float::load(from.add(r * stride + v * LANES));
+                            (before + offset).store(d.sums.add(r * TILE + v * LANES));
+                        }
                     }
                 }
             }
-            let (to, stride) = match d.end {
-                End::Write { to, stride } => (to, stride),
-                End::Sums | End::Add { .. } => (d.sums, TILE),
-            };
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
                     let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(v * G / NV));
                     let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
-                    sum.to_float().mul_add(factor, before).store(to.add(r * stride + v * LANES));
-                }
-            }
-            if let End::Add { to, stride } = d.end {
-                for r in 0..MR {
-                    for v in 0..NV {
-                        let (to, from) = (to.add(r * stride + v * LANES), d.sums.add(r * TILE + v * LANES));
-                        (S::Float::load(to) + S::Float::load(from)).store(to);
-                    }
+                    sum.to_float().mul_add(factor, before).store(d.to.add(r * d.to_stride + v * LANES));
                 }
             }
         }

@@ -4,9 +4,10 @@
 //! - [`Ops::qlinear_input_grad`]: `dX = Σ dY·W`, overwritten or added to.
 //!
 //! `a16` and `a8` turn activations into integers with a scale per row and group and multiply codes exactly;
-//! `exact` dequantizes a tile at a time and works in float32. A row with a NaN or an infinity makes exactly
-//! its own outputs NaN; groups of magnitudes below 1e-30 count as zero. Results have the same bits on every
-//! instruction set, for any number of threads, and for any number of rows computed at once.
+//! `exact` dequantizes a tile at a time and works in float32. A row with a NaN or an infinity (for the integers: with
+//! a magnitude of 1e35 and more) makes exactly its own outputs NaN; groups of magnitudes below 1e-30 count as zero.
+//! Results have the same bits on every instruction set, for any number of threads, and for any number of rows
+//! computed at once.
 
 mod activations;
 mod affine;
@@ -27,7 +28,7 @@ mod unpack;
 pub use affine::{AffineError, AffineMatrix, GROUP_SIZES, ScaleType};
 pub use layout::TILE;
 pub use packed::{PackedError, PackedHeader, PackedMatrix, SharedBytes};
-pub(crate) use product::{ForwardOutput, ForwardProduct, input_grad, input_grad_scratch_bytes};
+pub(crate) use product::{ForwardOutput, ForwardProduct, forward_scratch_bytes, input_grad, input_grad_scratch_bytes};
 
 use crate::arena::Tensor;
 use crate::isa::Isa;
@@ -105,24 +106,22 @@ impl Ops {
             assert!(!y.overlaps(&x), "output {index} overlaps x");
             assert!(outputs[..index].iter().all(|(_, other)| !other.overlaps(y)), "output {index} overlaps another");
             macs += (rows * n * k) as u64;
-            scratch = scratch.max(ForwardProduct::scratch_bytes(&self.options, rows, &matrix.header()));
+            scratch = scratch.max(forward_scratch_bytes(&self.options, rows, &matrix.header()));
         }
         if !self.begin(Work::Frozen, macs, scratch) || rows == 0 {
             return;
         }
         let (arena, scratch) = (self.arena_start(), self.scratch_start());
         for same in outputs.chunk_by(|a, b| groups(a.0) == groups(b.0)) {
-            // SAFETY: tensors were checked to lie in the arena and apart; `begin` checked the scratch.
-            unsafe {
-                let header = same[0].0.header();
-                let x = arena.add(x.range().start);
-                let product = ForwardProduct::prepare(&self.options, &self.pool, rows, x, &header, scratch);
-                for some in same.chunks(OUTPUTS_AT_ONCE) {
-                    let outputs: [ForwardOutput<'_>; OUTPUTS_AT_ONCE] = std::array::from_fn(|index| {
+            for some in same.chunks(product::OUTPUTS_AT_ONCE) {
+                // SAFETY: tensors were checked to lie in the arena and apart; `begin` checked the scratch.
+                unsafe {
+                    let x = arena.add(x.range().start);
+                    let outputs: [ForwardOutput<'_>; product::OUTPUTS_AT_ONCE] = std::array::from_fn(|index| {
                         let (matrix, y) = some[index.min(some.len() - 1)];
                         ForwardOutput { matrix, y: arena.add(y.range().start), y_stride: y.columns() }
                     });
-                    product.run(&self.pool, &outputs[..some.len()]);
+                    product::forward(&self.options, &self.pool, rows, x, &outputs[..some.len()], scratch);
                 }
             }
         }
@@ -159,9 +158,6 @@ impl Ops {
         }
     }
 }
-
-/// Outputs of one input whose tasks are shared out together.
-const OUTPUTS_AT_ONCE: usize = 4;
 
 fn groups(matrix: &PackedMatrix) -> usize {
     matrix.header().groups_per_tile()

@@ -7,11 +7,16 @@ use super::unpack::{ACROSS, TileFormat};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
 
-/// Offsets of the weights, `bias + centre·scale`, to `out` [tiles of k · groups][tiles of n · 64] for one row of tiles.
+/// Offsets of the weights, `bias + centre·scale`, for tile `row_tile` of a part of n.
 pub(super) struct GatherOffsets<'a> {
     pub matrix: &'a PackedMatrix,
+    /// First tile of n in the part.
+    pub first_tile: usize,
     pub row_tile: usize,
+    /// [tiles of k · groups][columns]
     pub out: *mut f32,
+    /// Columns of the part, in whole tiles.
+    pub columns: usize,
 }
 impl IntegerKernel for GatherOffsets<'_> {
     type Output = ();
@@ -19,13 +24,13 @@ impl IntegerKernel for GatherOffsets<'_> {
     unsafe fn run<S: IntegerSimd>(self) {
         let format = TileFormat::new(self.matrix.header());
         let header = &format.header;
-        let columns = header.row_tiles() * TILE;
+        let columns = self.columns;
         let step = LANES * header.scale_type.bytes();
         let centre = S::Float::splat(header.centre());
         // SAFETY: scales follow the codes of each tile; `out` has a row for each group.
         unsafe {
             for tile in 0..header.column_tiles() {
-                let from = tile_of(self.matrix, self.row_tile, tile).add(header.code_bytes());
+                let from = tile_of(self.matrix, self.first_tile + self.row_tile, tile).add(header.code_bytes());
                 for group in 0..format.groups {
                     let to = self.out.add((tile * format.groups + group) * columns + self.row_tile * TILE);
                     for v in 0..ACROSS {
@@ -39,13 +44,12 @@ impl IntegerKernel for GatherOffsets<'_> {
     }
 }
 
-/// Columns of dY that [`OffsetSums`] takes at a time: the offsets of 32 groups for them (256 KiB) stay in the
-/// second-level cache from one row tile to the next. Part of the numerical contract.
-const OFFSET_CHUNK: usize = 2048;
-
-/// `out[row, g] = Σ_n dY[row, n]·offset[g, n]` for some rows.
+/// `out[row, g] = Σ_n dY[row, n]·offset[g, n]` for some rows and a part of n.
 pub(super) struct OffsetSums {
+    /// First row and column of the part; rows `dy_stride` floats apart.
     pub dy: *const f32,
+    pub dy_stride: usize,
+    /// Columns of the part.
     pub n: usize,
     /// [groups][padded_n]
     pub offsets: *const f32,
@@ -61,14 +65,27 @@ impl IntegerKernel for OffsetSums {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
-        // SAFETY: passed on; rows and groups stay inside.
+        // SAFETY: passed on; rows stay inside.
         unsafe {
-            for start in (0..self.n).step_by(OFFSET_CHUNK) {
-                if S::Float::MANY_REGISTERS {
-                    self.chunk::<S, 6, 4>(start);
-                } else {
-                    self.chunk::<S, 2, 2>(start);
+            let mut row = 0;
+            if S::Float::MANY_REGISTERS {
+                while row + 6 <= self.height {
+                    self.row_tile::<S, 6, 4>(row);
+                    row += 6;
                 }
+                if row + 3 <= self.height {
+                    self.row_tile::<S, 3, 4>(row);
+                    row += 3;
+                }
+            } else {
+                while row + 2 <= self.height {
+                    self.row_tile::<S, 2, 2>(row);
+                    row += 2;
+                }
+            }
+            while row < self.height {
+                self.row_tile::<S, 1, 4>(row);
+                row += 1;
             }
         }
     }
@@ -76,56 +93,48 @@ impl IntegerKernel for OffsetSums {
 
 impl OffsetSums {
     #[inline(always)]
-    unsafe fn chunk<S: IntegerSimd, const MR: usize, const NG: usize>(&self, start: usize) {
-        // SAFETY: passed on.
+    unsafe fn row_tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, row: usize) {
+        let mut group = 0;
+        // SAFETY: passed on; groups stay inside.
         unsafe {
-            let mut row = 0;
-            while row < self.height {
-                let rows = if row + MR <= self.height { MR } else { 1 };
-                let mut group = 0;
-                while group + NG <= self.groups {
-                    if rows == MR {
-                        self.tile::<S, MR, NG>(start, row, group);
-                    } else {
-                        self.tile::<S, 1, NG>(start, row, group);
-                    }
-                    group += NG;
-                }
-                for group in group..self.groups {
-                    for row in row..row + rows {
-                        self.tile::<S, 1, 1>(start, row, group);
-                    }
-                }
-                row += rows;
+            while group + NG <= self.groups {
+                self.tile::<S, MR, NG>(row, group);
+                group += NG;
+            }
+            if group + 2 <= self.groups {
+                self.tile::<S, MR, 2>(row, group);
+                group += 2;
+            }
+            if group < self.groups {
+                self.tile::<S, MR, 1>(row, group);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, start: usize, row: usize, group: usize) {
+    unsafe fn tile<S: IntegerSimd, const MR: usize, const NG: usize>(&self, row: usize, group: usize) {
         let mut sums = [[S::Float::zero(); NG]; MR];
-        let end = self.n.min(start + OFFSET_CHUNK);
         // SAFETY: rows of dY and of the offsets; the partial load stays inside the row.
         unsafe {
-            let dy = self.dy.add((self.first_row + row) * self.n);
+            let dy = self.dy.add((self.first_row + row) * self.dy_stride);
             let offsets = self.offsets.add(group * self.padded_n);
-            let mut at = start;
-            while at + LANES <= end {
+            let mut at = 0;
+            while at + LANES <= self.n {
                 let mut parts = [S::Float::zero(); NG];
                 for (g, part) in parts.iter_mut().enumerate() {
                     *part = S::Float::load(offsets.add(g * self.padded_n + at));
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let dy = S::Float::load(dy.add(r * self.n + at));
+                    let dy = S::Float::load(dy.add(r * self.dy_stride + at));
                     for (sum, part) in sums.iter_mut().zip(&parts) {
                         *sum = dy.mul_add(*part, *sum);
                     }
                 }
                 at += LANES;
             }
-            if at < end {
+            if at < self.n {
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let dy = S::Float::load_partial(dy.add(r * self.n + at), end - at);
+                    let dy = S::Float::load_partial(dy.add(r * self.dy_stride + at), self.n - at);
                     for (g, sum) in sums.iter_mut().enumerate() {
                         *sum = dy.mul_add(S::Float::load(offsets.add(g * self.padded_n + at)), *sum);
                     }
@@ -133,9 +142,7 @@ impl OffsetSums {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (g, sum) in sums.iter().enumerate() {
-                    let out = self.out.add((self.first_row + row + r) * self.groups + group + g);
-                    let before = if start == 0 { 0.0 } else { *out };
-                    *out = before + sum.reduce_add();
+                    *self.out.add((self.first_row + row + r) * self.groups + group + g) = sum.reduce_add();
                 }
             }
         }

@@ -1,10 +1,17 @@
 //! The products over plain memory: quantize the activations, cut the work into tasks, run them on the pool.
 //!
-//! Neither the number of threads nor the cut changes a result: every output element is computed by one task, in
-//! an order that depends only on k (forward) or n (input gradient).
+//! The common dimension and the rows are cut into parts whose integers stay in the second-level cache: a part is
+//! quantized, goes through all column tiles, and makes place for the next, so that integers never stream from
+//! farther away however wide the matrix and long the example.
+//!
+//! Neither the number of threads nor the cut changes a result: every output element is computed in one order,
+//! that of k (forward) or n (input gradient).
+
+use std::ops::Range;
 
 use super::activations::{
-    BLOCK, ForwardInput, GRADIENT_A8_MAX, GRADIENT_A16_MAX, GradientInput, QuantizeForward, QuantizeGradient, ROWS,
+    BLOCK, ForwardInput, GRADIENT_A8_MAX, GRADIENT_A16_MAX, GradientInput, PANEL_TILES, QuantizeForward,
+    QuantizeGradient, ROWS, RowScale, row_tile_count, row_tile_height, row_tile_start,
 };
 use super::forward::{self, ForwardTask};
 use super::input_grad::{self, InputGradTask, Summand};
@@ -21,6 +28,12 @@ pub(crate) const SUMMANDS_MAX: usize = 8;
 /// Row tiles whose gradients are prepared by one task: they share the offsets in the cache.
 const ROW_TILES_PER_TASK: usize = 7;
 
+/// Integers of a part at most: with 16 bits each, half of a 2 MiB cache.
+const PART_INTEGERS: usize = 1 << 19;
+/// Tiles of a part of the common dimension at most. For the input gradient this is part of the numerical contract:
+/// the offsets of a part are summed and added before its products.
+const PART_TILES: usize = 32;
+
 /// A raw pointer that tasks on other threads may use: they write disjoint parts.
 #[derive(Clone, Copy)]
 struct Shared<T>(T);
@@ -34,46 +47,80 @@ impl<T: Copy> Shared<T> {
     }
 }
 
-/// Rows of a task's block: at most `rows_max`, whole row tiles, of equal size, and few enough that `threads`
-/// workers get several tasks each.
-fn block_rows(rows: usize, tiles: usize, threads: usize, rows_max: usize) -> usize {
-    const TASKS_PER_THREAD: usize = 8;
-    // Below this the unpacking of a panel costs more than idle workers.
-    const ROWS_MIN: usize = 8 * ROWS;
-    let mut blocks = rows.div_ceil(rows_max);
-    while threads > 1 && blocks * tiles < TASKS_PER_THREAD * threads && rows.div_ceil(blocks + 1) >= ROWS_MIN {
-        blocks += 1;
-    }
-    rows.div_ceil(blocks).next_multiple_of(ROWS)
+/// Tiles of each part when `tiles` are cut into as few parts of [`PART_TILES`] as possible.
+fn part_tiles(tiles: usize, multiple: usize) -> usize {
+    tiles.div_ceil(tiles.div_ceil(PART_TILES)).next_multiple_of(multiple)
 }
 
-/// `Y = X·Wᵀ` for matrices that read the same X and have the same scale groups.
+/// Rows of a part at most whose rows have `tiles` tiles.
+fn part_rows_max(tiles: usize) -> usize {
+    (PART_INTEGERS / (tiles * TILE) / ROWS * ROWS).max(ROWS)
+}
+
+/// Rows of each part when `rows` are cut into as few equal parts as possible.
+fn part_rows(rows: usize, tiles: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(part_rows_max(tiles))).next_multiple_of(ROWS)
+}
+
+/// How the rows of a part are shared out: blocks of equal size, the last one with up to three half row tiles more.
+#[derive(Clone, Copy)]
+struct RowBlocks {
+    rows: usize,
+    block: usize,
+    count: usize,
+}
+
+impl RowBlocks {
+    /// Blocks of at most `rows_max` rows, whole row tiles, few enough that `threads` workers get several tasks each.
+    fn new(rows: usize, tiles: usize, threads: usize, rows_max: usize) -> Self {
+        const TASKS_PER_THREAD: usize = 8;
+        // Below this the unpacking of a panel costs more than idle workers.
+        const ROWS_MIN: usize = 8 * ROWS;
+        let mut blocks = rows.div_ceil(rows_max);
+        while threads > 1 && blocks * tiles < TASKS_PER_THREAD * threads && rows.div_ceil(blocks + 1) >= ROWS_MIN {
+            blocks += 1;
+        }
+        let block = rows.div_ceil(blocks).next_multiple_of(ROWS);
+        // Where a block ends, so does a row tile: nine rows and fewer are cut otherwise.
+        Self { rows, block, count: rows.saturating_sub(9).div_ceil(block).max(1) }
+    }
+
+    /// First row and rows of block `index`.
+    fn block(&self, index: usize) -> (usize, usize) {
+        let first = index * self.block;
+        (first, if index + 1 == self.count { self.rows - first } else { self.block })
+    }
+}
+
+/// `Y = X·Wᵀ` for matrices that read the same X and have the same scale groups: some rows and one part of k.
 #[derive(Clone, Copy)]
 pub(crate) struct ForwardProduct {
     options: OpsOptions,
     k: usize,
+    first_tile: usize,
     x: *const f32,
     input: ForwardInput,
     workers: *mut u8,
 }
 
 impl ForwardProduct {
-    /// Scratch for `rows` rows of input to matrices such as `header`.
+    /// Scratch for `rows` rows of input to matrices such as `header`, all of k at once.
     pub(crate) fn scratch_bytes(options: &OpsOptions, rows: usize, header: &PackedHeader) -> usize {
-        let cells = rows * header.column_tiles();
-        let scales = cells * header.groups_per_tile();
+        Self::scratch_for(options, rows * header.column_tiles(), header)
+    }
+
+    fn scratch_for(options: &OpsOptions, cells: usize, header: &PackedHeader) -> usize {
         let input = match options.precision {
             Precision::Exact => 0,
             _ => {
                 scratch_size::<u8>(cells * cell_bytes(options.precision))
-                    + 2 * scratch_size::<f32>(scales)
-                    + scratch_size::<i32>(scales)
+                    + scratch_size::<RowScale>(cells * header.groups_per_tile())
             }
         };
         input + options.threads.max(1) * forward::worker_bytes()
     }
 
-    /// Quantizes `x` [rows, k_in].
+    /// Quantizes all columns of `x` [rows, k_in].
     ///
     /// # Safety
     /// `x` is readable and unchanged while the product is used; `scratch` has [`ForwardProduct::scratch_bytes`]
@@ -86,48 +133,61 @@ impl ForwardProduct {
         header: &PackedHeader,
         scratch: *mut u8,
     ) -> Self {
-        let (tiles, groups) = (header.column_tiles(), header.groups_per_tile());
+        // SAFETY: passed on.
+        unsafe { Self::prepare_part(options, pool, rows, x, header, 0..header.column_tiles(), scratch) }
+    }
+
+    /// Quantizes the columns of `x` [rows, k_in] in `tiles` of k.
+    unsafe fn prepare_part(
+        options: &OpsOptions,
+        pool: &Pool,
+        rows: usize,
+        x: *const f32,
+        header: &PackedHeader,
+        tiles: Range<usize>,
+        scratch: *mut u8,
+    ) -> Self {
+        let groups = header.groups_per_tile();
         let mut carver = Carver::new(scratch);
         let mut input = ForwardInput {
             rows,
-            tiles,
+            tiles: tiles.len(),
             groups,
             cell_bytes: cell_bytes(options.precision),
             integers: std::ptr::null_mut(),
             scales: std::ptr::null_mut(),
-            sums: std::ptr::null_mut(),
-            centres: std::ptr::null_mut(),
         };
         let k = header.k_in;
         if options.precision != Precision::Exact {
-            let cells = rows * tiles;
+            let cells = rows * tiles.len();
             input.integers = carver.take(cells * input.cell_bytes);
-            input.scales = carver.take(cells * groups);
-            input.sums = carver.take(cells * groups);
-            input.centres = carver.take(cells * groups);
-            let shared = Shared((x, input));
+            input.scales = carver.take::<u32>(cells * groups * (size_of::<RowScale>() / size_of::<u32>())).cast();
+            let columns = k.min(tiles.end * TILE) - tiles.start * TILE;
+            // SAFETY: the part lies inside x.
+            let shared = Shared((unsafe { x.add(tiles.start * TILE) }, input));
             let isa = options.isa;
-            pool.run(rows.div_ceil(ROWS), &|row_tile, _| {
+            pool.run(row_tile_count(rows), &|row_tile, _| {
                 let (x, input) = shared.get();
                 // SAFETY: each task writes the cells of its own row tile.
-                unsafe { dispatch(isa, QuantizeForward { x, k, input, row_tile }) }
+                unsafe { dispatch(isa, QuantizeForward { x, x_stride: k, columns, input, row_tile }) }
             });
         }
-        Self { options: *options, k, x, input, workers: carver.take(0) }
+        Self { options: *options, k, first_tile: tiles.start, x, input, workers: carver.take(0) }
     }
 
-    /// Computes every `(W, y)` of `outputs`: y [rows, n_out], rows `y_stride` floats apart, overwritten.
+    /// Computes every `(W, y)` of `outputs`: y [rows, n_out], rows `y_stride` floats apart, overwritten by the first
+    /// part of k and added to by the others.
     ///
     /// # Safety
     /// The promises of [`ForwardProduct::prepare`] still hold; the outputs are writable and overlap nothing.
     pub(crate) unsafe fn run(&self, pool: &Pool, outputs: &[ForwardOutput<'_>]) {
-        let rows = self.input.rows;
         let tiles = outputs.iter().map(|output| output.matrix.row_tiles()).sum::<usize>();
-        let block = block_rows(rows, tiles, self.options.threads, forward::BLOCK_ROWS);
+        let blocks = RowBlocks::new(self.input.rows, tiles, self.options.threads, forward::BLOCK_ROWS);
         let shared = Shared((*self, outputs));
-        pool.run(tiles * rows.div_ceil(block), &|task, worker| {
+        pool.run(tiles * blocks.count, &|task, worker| {
             let (product, outputs) = shared.get();
-            let (mut tile, first_row) = (task % tiles, task / tiles * block);
+            let mut tile = task % tiles;
+            let (first_row, rows) = blocks.block(task / tiles);
             let mut output = 0;
             while tile >= outputs[output].matrix.row_tiles() {
                 tile -= outputs[output].matrix.row_tiles();
@@ -141,12 +201,13 @@ impl ForwardProduct {
                     matrix: output.matrix,
                     row_tile: tile,
                     precision: product.options.precision,
+                    first_tile: product.first_tile,
                     input: product.input,
                     x: product.x,
                     y: output.y,
                     y_stride: output.y_stride,
                     first_row,
-                    rows: block.min(rows - first_row),
+                    rows,
                     scratch: product.workers.add(worker * forward::worker_bytes()),
                 };
                 dispatch(product.options.isa, task);
@@ -167,23 +228,88 @@ fn cell_bytes(precision: Precision) -> usize {
     if precision == Precision::A8 { TILE } else { 2 * TILE }
 }
 
+/// Tiles of k in a part of a forward product: all of them unless the integers would not stay in the cache.
+fn forward_part_tiles(options: &OpsOptions, rows: usize, header: &PackedHeader) -> usize {
+    let tiles = header.column_tiles();
+    let fits = rows * tiles * TILE <= PART_INTEGERS || options.precision == Precision::Exact;
+    if fits { tiles } else { part_tiles(tiles, PANEL_TILES) }
+}
+
+/// Scratch of [`forward`] for `rows` rows of input; does not shrink as rows grow.
+pub(crate) fn forward_scratch_bytes(options: &OpsOptions, rows: usize, header: &PackedHeader) -> usize {
+    let cells = (rows * header.column_tiles()).min(PART_INTEGERS / TILE);
+    ForwardProduct::scratch_for(options, cells, header)
+}
+
+/// Computes every `(W, y)` of at most [`OUTPUTS_AT_ONCE`] `outputs` from `x` [rows, k_in], for matrices with the
+/// same groups.
+///
+/// # Safety
+/// `x` is readable, the outputs are writable and overlap nothing; `scratch` has [`forward_scratch_bytes`] bytes,
+/// aligned to 64; `pool` has `options.threads` threads at most.
+pub(crate) unsafe fn forward(
+    options: &OpsOptions,
+    pool: &Pool,
+    rows: usize,
+    x: *const f32,
+    outputs: &[ForwardOutput<'_>],
+    scratch: *mut u8,
+) {
+    let header = outputs[0].matrix.header();
+    let tiles = header.column_tiles();
+    let in_part = forward_part_tiles(options, rows, &header);
+    let part_rows = if options.precision == Precision::Exact { rows } else { part_rows(rows, in_part) };
+    for first_row in (0..rows).step_by(part_rows) {
+        let count = part_rows.min(rows - first_row);
+        for first_tile in (0..tiles).step_by(in_part) {
+            let part = first_tile..tiles.min(first_tile + in_part);
+            // SAFETY: passed on; the rows are inside x and the outputs.
+            unsafe {
+                let x = x.add(first_row * header.k_in);
+                let product = ForwardProduct::prepare_part(options, pool, count, x, &header, part, scratch);
+                let rows_of: [ForwardOutput<'_>; OUTPUTS_AT_ONCE] = std::array::from_fn(|index| {
+                    let output = outputs[index.min(outputs.len() - 1)];
+                    ForwardOutput { y: output.y.add(first_row * output.y_stride), ..output }
+                });
+                product.run(pool, &rows_of[..outputs.len()]);
+            }
+        }
+    }
+}
+
+/// Outputs of one input at most: their tasks are shared out together.
+pub(super) const OUTPUTS_AT_ONCE: usize = 4;
+
+/// Tiles of n in a part of an input gradient.
+fn gradient_part_tiles(options: &OpsOptions, header: &PackedHeader) -> usize {
+    match options.precision {
+        Precision::Exact => header.row_tiles(),
+        _ => part_tiles(header.row_tiles(), BLOCK / TILE).min(header.row_tiles()),
+    }
+}
+
 /// Scratch of [`input_grad`] for `rows` rows of gradient.
 pub(crate) fn input_grad_scratch_bytes<'a>(
     options: &OpsOptions,
     rows: usize,
     matrices: impl IntoIterator<Item = &'a PackedMatrix>,
 ) -> usize {
-    let mut bytes = options.threads.max(1) * input_grad::worker_bytes();
-    if options.precision != Precision::Exact {
-        for matrix in matrices {
-            let header = matrix.header();
-            let padded_n = header.row_tiles() * TILE;
-            bytes += scratch_size::<i16>(rows * padded_n) + scratch_size::<f32>(rows * padded_n.div_ceil(BLOCK));
-            if !matrix.symmetric() {
-                let groups = header.column_tiles() * header.groups_per_tile();
-                bytes += scratch_size::<f32>(groups * padded_n) + scratch_size::<f32>(rows * groups);
-            }
-        }
+    let largest = matrices.into_iter().map(|matrix| gradient_scratch_bytes(options, rows, matrix)).max();
+    largest.unwrap_or(0) + options.threads.max(1) * input_grad::worker_bytes()
+}
+
+/// Scratch of one part.
+fn gradient_scratch_bytes(options: &OpsOptions, rows: usize, matrix: &PackedMatrix) -> usize {
+    if options.precision == Precision::Exact {
+        return 0;
+    }
+    let header = matrix.header();
+    let columns = gradient_part_tiles(options, &header) * TILE;
+    let rows = rows.min(part_rows_max(columns / TILE));
+    let mut bytes = scratch_size::<i16>(rows * columns) + scratch_size::<f32>(rows * columns.div_ceil(BLOCK));
+    if !matrix.symmetric() {
+        let groups = header.column_tiles() * header.groups_per_tile();
+        bytes += scratch_size::<f32>(groups * columns) + scratch_size::<f32>(rows * groups);
     }
     bytes
 }
@@ -203,32 +329,62 @@ pub(crate) unsafe fn input_grad(
     scratch: *mut u8,
 ) {
     assert!((1..=SUMMANDS_MAX).contains(&inputs.len()), "1 to {SUMMANDS_MAX} summands, not {}", inputs.len());
-    let mut carver = Carver::new(scratch);
-    let mut summands = [None; SUMMANDS_MAX];
-    for (summand, (matrix, dy)) in summands.iter_mut().zip(inputs) {
-        // SAFETY: passed on.
-        *summand = Some(unsafe { prepare_gradient(options, pool, rows, matrix, *dy, &mut carver) });
+    let widest = inputs.iter().map(|(matrix, _)| gradient_part_tiles(options, &matrix.header())).max().unwrap_or(1);
+    let part_rows = if options.precision == Precision::Exact { rows } else { part_rows(rows, widest) };
+    let k = inputs[0].0.k_in();
+    for first_row in (0..rows).step_by(part_rows) {
+        let count = part_rows.min(rows - first_row);
+        let mut accumulate = accumulate;
+        for (matrix, dy) in inputs {
+            let tiles = matrix.row_tiles();
+            let in_part = gradient_part_tiles(options, &matrix.header());
+            for first_tile in (0..tiles).step_by(in_part) {
+                let part = first_tile..tiles.min(first_tile + in_part);
+                // SAFETY: passed on; the rows are inside dy and dx.
+                unsafe {
+                    let (dy, dx) = (dy.add(first_row * matrix.n_out()), dx.add(first_row * k));
+                    input_grad_part(options, pool, count, matrix, part, dy, dx, accumulate, scratch);
+                }
+                accumulate = true;
+            }
+        }
     }
-    let first = summands[0].expect("at least one summand");
-    let summands = summands.map(|summand| summand.unwrap_or(first));
+}
+
+/// Some rows and the part `tiles` of n of one summand.
+#[allow(clippy::too_many_arguments)]
+unsafe fn input_grad_part(
+    options: &OpsOptions,
+    pool: &Pool,
+    rows: usize,
+    matrix: &PackedMatrix,
+    tiles: Range<usize>,
+    dy: *const f32,
+    dx: *mut f32,
+    accumulate: bool,
+    scratch: *mut u8,
+) {
+    let mut carver = Carver::new(scratch);
+    // SAFETY: passed on.
+    let summand = unsafe { prepare_gradient(options, pool, rows, matrix, tiles, dy, &mut carver) };
     let workers = carver.take::<u8>(0);
-    let tiles = first.matrix.header().column_tiles();
-    let block = block_rows(rows, tiles, options.threads, input_grad::BLOCK_ROWS);
+    let column_tiles = matrix.header().column_tiles();
+    let blocks = RowBlocks::new(rows, column_tiles, options.threads, input_grad::BLOCK_ROWS);
     let (precision, isa) = (options.precision, options.isa);
-    let shared = Shared((&summands[..inputs.len()], dx, workers));
-    pool.run(tiles * rows.div_ceil(block), &|task, worker| {
-        let (summands, dx, workers) = shared.get();
-        let first_row = task / tiles * block;
+    let shared = Shared((summand, dx, workers));
+    pool.run(column_tiles * blocks.count, &|task, worker| {
+        let (summand, dx, workers) = shared.get();
+        let (first_row, rows) = blocks.block(task / column_tiles);
         // SAFETY: each task writes the columns of one tile in its rows, with the scratch of its worker.
         unsafe {
             let task = InputGradTask {
-                summands,
+                summand,
                 precision,
-                tile: task % tiles,
+                tile: task % column_tiles,
                 dx,
                 accumulate,
                 first_row,
-                rows: block.min(rows - first_row),
+                rows,
                 scratch: workers.add(worker * input_grad::worker_bytes()),
             };
             dispatch(isa, task);
@@ -236,61 +392,76 @@ pub(crate) unsafe fn input_grad(
     });
 }
 
-/// Quantizes dY and multiplies it with the offsets of the weights.
+/// Quantizes a part of dY and multiplies it with the offsets of the weights.
 unsafe fn prepare_gradient<'a>(
     options: &OpsOptions,
     pool: &Pool,
     rows: usize,
     matrix: &'a PackedMatrix,
+    tiles: Range<usize>,
     dy: *const f32,
     carver: &mut Carver,
 ) -> Summand<'a> {
     let header = matrix.header();
-    let integer_max = if options.precision == Precision::A8 { GRADIENT_A8_MAX } else { GRADIENT_A16_MAX };
-    let mut input = GradientInput {
+    let first_tile = tiles.start;
+    let input = GradientInput {
         rows,
-        n: header.n_out,
-        tiles: header.row_tiles(),
+        n: header.n_out.min(tiles.end * TILE) - first_tile * TILE,
+        tiles: tiles.len(),
         integers: std::ptr::null_mut(),
         scales: std::ptr::null_mut(),
-        integer_max,
+        integer_max: if options.precision == Precision::A8 { GRADIENT_A8_MAX } else { GRADIENT_A16_MAX },
     };
     if options.precision == Precision::Exact {
-        return Summand { matrix, input, dy, offsets: std::ptr::null() };
+        return Summand { matrix, first_tile, input, dy, offsets: std::ptr::null() };
     }
     let isa = options.isa;
-    let padded_n = input.tiles * TILE;
-    input.integers = carver.take(rows * padded_n);
-    input.scales = carver.take(rows * padded_n.div_ceil(BLOCK));
+    let columns = input.tiles * TILE;
+    let (integers, scales) = (carver.take(rows * columns), carver.take(rows * input.blocks()));
+    let input = GradientInput { integers, scales, ..input };
     let groups = header.column_tiles() * header.groups_per_tile();
     let (mut offsets, mut sums) = (std::ptr::null_mut(), std::ptr::null_mut());
     if !matrix.symmetric() {
-        offsets = carver.take::<f32>(groups * padded_n);
+        offsets = carver.take::<f32>(groups * columns);
         sums = carver.take::<f32>(rows * groups);
         let shared = Shared(offsets);
         pool.run(input.tiles, &|row_tile, _| {
+            let out = shared.get();
             // SAFETY: each task writes the offsets of its own rows of W.
-            unsafe { dispatch(isa, GatherOffsets { matrix, row_tile, out: shared.get() }) }
+            unsafe { dispatch(isa, GatherOffsets { matrix, first_tile, row_tile, out, columns }) }
         });
     }
-    let shared = Shared((dy, input, offsets, sums));
-    let row_tiles = rows.div_ceil(ROWS);
+    // SAFETY: the part lies inside dy.
+    let shared = Shared((unsafe { dy.add(first_tile * TILE) }, input, offsets, sums));
+    let row_tiles = row_tile_count(rows);
     pool.run(row_tiles.div_ceil(ROW_TILES_PER_TASK), &|task, _| {
         let (dy, input, offsets, sums) = shared.get();
         let row_tiles = task * ROW_TILES_PER_TASK..row_tiles.min((task + 1) * ROW_TILES_PER_TASK);
+        let dy_stride = header.n_out;
         // SAFETY: each task writes the integers and sums of its own row tiles.
         unsafe {
-            let row_maxima = matrix.row_maxima().as_ptr();
+            let row_maxima = matrix.row_maxima()[first_tile * TILE..].as_ptr();
             for row_tile in row_tiles.clone() {
-                dispatch(isa, QuantizeGradient { dy, row_maxima, input, row_tile });
+                dispatch(isa, QuantizeGradient { dy, dy_stride, row_maxima, input, row_tile });
             }
             if !offsets.is_null() {
-                let first_row = row_tiles.start * ROWS;
-                let height = rows.min(row_tiles.end * ROWS) - first_row;
-                let n = input.n;
-                dispatch(isa, OffsetSums { dy, n, offsets, padded_n, groups, first_row, height, out: sums });
+                let first_row = row_tile_start(rows, row_tiles.start);
+                let last = row_tile_start(rows, row_tiles.end - 1);
+                let height = last + row_tile_height(rows, last) - first_row;
+                let sums = OffsetSums {
+                    dy,
+                    dy_stride,
+                    n: input.n,
+                    offsets,
+                    padded_n: columns,
+                    groups,
+                    first_row,
+                    height,
+                    out: sums,
+                };
+                dispatch(isa, sums);
             }
         }
     });
-    Summand { matrix, input, dy, offsets: sums }
+    Summand { matrix, first_tile, input, dy, offsets: sums }
 }

@@ -1,7 +1,8 @@
 //! `Y = X·Wᵀ` for one row, as in generation: codes go from the tile through registers into the dot products,
 //! without a panel. Gives the bits of the general path: integer sums are exact, float steps come in its order.
 
-use super::activations::{ForwardInput, PANEL_TILES, first_cell};
+use super::activations::{ForwardInput, PANEL_TILES, RowScale, first_cell};
+use super::forward::{scaled, start_of};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, ACROSS, GROUPS_MAX, TileFormat, VECTOR};
@@ -15,6 +16,8 @@ const PREFETCH_TILES: usize = 4;
 pub(super) struct Straight<'a> {
     pub matrix: &'a PackedMatrix,
     pub row_tile: usize,
+    /// First tile of k in this part: Y is overwritten in the first part, added to in others.
+    pub first_tile: usize,
     /// Of one row.
     pub input: ForwardInput,
     /// [n_out]
@@ -49,22 +52,32 @@ impl Straight<'_> {
         let mut y = [S::Float::zero(); ACROSS];
         // SAFETY: tiles and cells stay inside their buffers; a row has one cell a tile.
         unsafe {
-            let mut tile = self.matrix.tiles().as_ptr().add(self.row_tile * input.tiles * tile_bytes);
+            if self.first_tile > 0 {
+                for (a, y) in y.iter_mut().enumerate() {
+                    let first = self.row_tile * TILE + a * LANES;
+                    if first < self.matrix.n_out() {
+                        *y = S::Float::load_up_to(self.y.add(first), self.matrix.n_out() - first);
+                    }
+                }
+            }
+            let first_tile = self.row_tile * format.header.column_tiles() + self.first_tile;
+            let mut tile = self.matrix.tiles().as_ptr().add(first_tile * tile_bytes);
             for t in 0..input.tiles {
                 for line in 0..tile_bytes / VECTOR {
                     S::prefetch(tile.wrapping_add(PREFETCH_TILES * tile_bytes + line * VECTOR));
                 }
                 let cell = first_cell(1, input.tiles, t / PANEL_TILES, 0) + t % PANEL_TILES;
                 let x = input.integers.add(cell * input.cell_bytes).cast_const();
-                let sums = dot::<S, WIDE, G>(tile, x, input.centres.add(cell * G));
+                let rows = input.scales.add(cell * G).cast_const();
+                let sums = dot::<S, WIDE, G>(tile, x, rows);
                 unpack::scales::<S>(format, tile, true, scales.as_mut_ptr());
                 for (group, sums) in sums.iter().enumerate() {
-                    let x_scale = S::Float::splat(*input.scales.add(cell * G + group));
-                    let x_sum = S::Float::splat(*input.sums.add(cell * G + group));
+                    let row = rows.add(group);
+                    let x_sum = S::Float::splat((*row).sum);
                     let scales = scales.as_ptr().add(group * 2 * TILE);
                     for (a, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
                         let scale = S::Float::load(scales.add(a * LANES));
-                        *y = (sum.to_float() * x_scale).mul_add(scale, *y);
+                        *y = scaled::<S, false, WIDE>(*sum, row).mul_add(scale, *y);
                         if !self.matrix.symmetric() {
                             *y = x_sum.mul_add(S::Float::load(scales.add(TILE + a * LANES)), *y);
                         }
@@ -90,7 +103,7 @@ impl Straight<'_> {
 unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
     tile: *const u8,
     x: *const u8,
-    centres: *const i32,
+    rows: *const RowScale,
 ) -> [[S; ACROSS]; G] {
     // Two chains of sums for each vector at least, or the latency of the instruction would show.
     let mut low = [[S::zero(); ACROSS]; G];
@@ -98,11 +111,7 @@ unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
     // SAFETY: the caller names a tile, a cell of 32 pairs, and a centre for each group.
     unsafe {
         for (group, low) in low.iter_mut().enumerate() {
-            let mut start = S::splat_i32(*centres.add(group));
-            if WIDE {
-                start = start.shift_left_i32::<4>();
-            }
-            *low = [start; ACROSS];
+            *low = [S::splat_i32(start_of::<false, WIDE>(&*rows.add(group))); ACROSS];
         }
         let quads = if WIDE { 16 } else { 8 };
         let mask = S::splat_i16(if WIDE { 0xff } else { 0xf });

@@ -36,7 +36,6 @@ pub(crate) trait IntegerSimd: Copy {
     fn add_i32(self, other: Self) -> Self;
     fn sub_i16(self, other: Self) -> Self;
     fn sub_i8(self, other: Self) -> Self;
-    fn shift_left_i32<const BITS: u32>(self) -> Self;
     fn shift_right_u32<const BITS: u32>(self) -> Self;
     fn shift_right_u16<const BITS: u32>(self) -> Self;
     /// `(a·b + 2^14) >> 15` of 16-bit integers, not both -2^15.
@@ -49,6 +48,10 @@ pub(crate) trait IntegerSimd: Copy {
 
     /// Byte i of each lane becomes byte `table[i]` of it.
     fn shuffle_bytes(self, table: &[u8; 16]) -> Self;
+    /// Lane by lane, the 32-bit parts 0 and 1 of both vectors in turns, then the parts 2 and 3.
+    fn interleave_32(self, other: Self) -> (Self, Self);
+    /// Lane by lane, the first 64-bit parts of both vectors, then the second.
+    fn interleave_64(self, other: Self) -> (Self, Self);
     /// Lane i of vector j becomes lane j of vector i.
     fn transpose_lanes(vectors: [Self; 4]) -> [Self; 4];
     /// Lane by lane: eight i16 of `self`, then eight of `other`, saturated to i8.
@@ -57,11 +60,16 @@ pub(crate) trait IntegerSimd: Copy {
     fn to_float(self) -> Self::Float;
     /// Rounded to nearest, ties to even. Any value for NaN and beyond i32.
     fn from_float(value: Self::Float) -> Self;
+    /// The same bits seen as floats.
+    fn bits_as_float(self) -> Self::Float;
+    /// The bits of floats.
+    fn bits_of_float(value: Self::Float) -> Self;
     /// Lane-wise maximum of `self` and the bits of `|value|`, as unsigned integers: unlike a float maximum
     /// it lets no NaN pass, as every NaN is larger than infinity, which is larger than every number.
     fn max_magnitude(self, value: Self::Float) -> Self;
     fn reduce_max_u32(self) -> u32;
-    fn reduce_add_i32(self) -> i32;
+    /// 16 x i32 of `self`, then of `other`, as i16, saturated.
+    fn pack_i16(self, other: Self) -> Self;
     /// Stores 16 x i32 as i16.
     ///
     /// # Safety
@@ -80,6 +88,8 @@ pub(crate) trait IntegerSimd: Copy {
 
     /// Asks for the cache line at `address`, which need not be readable, to come to the second-level cache.
     fn prefetch(address: *const u8);
+    /// The same, to the first-level cache.
+    fn prefetch_near(address: *const u8);
 
     #[inline(always)]
     fn zero() -> Self {

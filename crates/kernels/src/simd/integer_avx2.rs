@@ -121,11 +121,6 @@ impl IntegerSimd for Avx2Integer {
         halves!(_mm256_sub_epi8, self, other)
     }
     #[inline(always)]
-    fn shift_left_i32<const BITS: u32>(self) -> Self {
-        let count = unsafe { _mm_cvtsi32_si128(BITS as i32) };
-        unsafe { Self(_mm256_sll_epi32(self.0, count), _mm256_sll_epi32(self.1, count)) }
-    }
-    #[inline(always)]
     fn shift_right_u32<const BITS: u32>(self) -> Self {
         let count = unsafe { _mm_cvtsi32_si128(BITS as i32) };
         unsafe { Self(_mm256_srl_epi32(self.0, count), _mm256_srl_epi32(self.1, count)) }
@@ -166,6 +161,14 @@ impl IntegerSimd for Avx2Integer {
         }
     }
     #[inline(always)]
+    fn interleave_32(self, other: Self) -> (Self, Self) {
+        (halves!(_mm256_unpacklo_epi32, self, other), halves!(_mm256_unpackhi_epi32, self, other))
+    }
+    #[inline(always)]
+    fn interleave_64(self, other: Self) -> (Self, Self) {
+        (halves!(_mm256_unpacklo_epi64, self, other), halves!(_mm256_unpackhi_epi64, self, other))
+    }
+    #[inline(always)]
     fn transpose_lanes(vectors: [Self; 4]) -> [Self; 4] {
         unsafe {
             let [a, b, c, d] = vectors;
@@ -190,6 +193,14 @@ impl IntegerSimd for Avx2Integer {
         halves!(_mm256_cvtps_epi32, value)
     }
     #[inline(always)]
+    fn bits_as_float(self) -> Avx2 {
+        unsafe { Avx2(_mm256_castsi256_ps(self.0), _mm256_castsi256_ps(self.1)) }
+    }
+    #[inline(always)]
+    fn bits_of_float(value: Avx2) -> Self {
+        halves!(_mm256_castps_si256, value)
+    }
+    #[inline(always)]
     fn max_magnitude(self, value: Avx2) -> Self {
         unsafe {
             let mask = _mm256_set1_epi32(i32::MAX);
@@ -208,13 +219,9 @@ impl IntegerSimd for Avx2Integer {
         }
     }
     #[inline(always)]
-    fn reduce_add_i32(self) -> i32 {
-        unsafe {
-            let eight = _mm256_add_epi32(self.0, self.1);
-            let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
-            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
-            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
-        }
+    fn pack_i16(self, other: Self) -> Self {
+        let half = |a: Self| unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a.0, a.1)) };
+        Self(half(self), half(other))
     }
     #[inline(always)]
     unsafe fn store_as_i16(self, to: *mut u8) {
@@ -249,5 +256,9 @@ impl IntegerSimd for Avx2Integer {
     #[inline(always)]
     fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_near(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }

@@ -68,10 +68,6 @@ impl IntegerSimd for Avx512Integer {
         Self(unsafe { _mm512_sub_epi8(self.0, other.0) })
     }
     #[inline(always)]
-    fn shift_left_i32<const BITS: u32>(self) -> Self {
-        Self(unsafe { _mm512_slli_epi32::<BITS>(self.0) })
-    }
-    #[inline(always)]
     fn shift_right_u32<const BITS: u32>(self) -> Self {
         Self(unsafe { _mm512_srli_epi32::<BITS>(self.0) })
     }
@@ -97,6 +93,14 @@ impl IntegerSimd for Avx512Integer {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             Self(_mm512_shuffle_epi8(self.0, table))
         }
+    }
+    #[inline(always)]
+    fn interleave_32(self, other: Self) -> (Self, Self) {
+        unsafe { (Self(_mm512_unpacklo_epi32(self.0, other.0)), Self(_mm512_unpackhi_epi32(self.0, other.0))) }
+    }
+    #[inline(always)]
+    fn interleave_64(self, other: Self) -> (Self, Self) {
+        unsafe { (Self(_mm512_unpacklo_epi64(self.0, other.0)), Self(_mm512_unpackhi_epi64(self.0, other.0))) }
     }
     #[inline(always)]
     fn transpose_lanes(vectors: [Self; 4]) -> [Self; 4] {
@@ -127,6 +131,14 @@ impl IntegerSimd for Avx512Integer {
         Self(unsafe { _mm512_cvtps_epi32(value.0) })
     }
     #[inline(always)]
+    fn bits_as_float(self) -> Avx512 {
+        Avx512(unsafe { _mm512_castsi512_ps(self.0) })
+    }
+    #[inline(always)]
+    fn bits_of_float(value: Avx512) -> Self {
+        Self(unsafe { _mm512_castps_si512(value.0) })
+    }
+    #[inline(always)]
     fn max_magnitude(self, value: Avx512) -> Self {
         unsafe {
             let magnitude = _mm512_and_si512(_mm512_castps_si512(value.0), _mm512_set1_epi32(i32::MAX));
@@ -138,8 +150,11 @@ impl IntegerSimd for Avx512Integer {
         unsafe { _mm512_reduce_max_epu32(self.0) }
     }
     #[inline(always)]
-    fn reduce_add_i32(self) -> i32 {
-        unsafe { _mm512_reduce_add_epi32(self.0) }
+    fn pack_i16(self, other: Self) -> Self {
+        unsafe {
+            let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+            Self(_mm512_permutexvar_epi64(order, _mm512_packs_epi32(self.0, other.0)))
+        }
     }
     #[inline(always)]
     unsafe fn store_as_i16(self, to: *mut u8) {
@@ -168,5 +183,9 @@ impl IntegerSimd for Avx512Integer {
     #[inline(always)]
     fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_near(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }

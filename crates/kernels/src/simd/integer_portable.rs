@@ -88,10 +88,6 @@ impl IntegerSimd for PortableInteger {
         Self::from_bytes(from_fn(|i| a[i].wrapping_sub(b[i])))
     }
     #[inline(always)]
-    fn shift_left_i32<const BITS: u32>(self) -> Self {
-        Self(self.0.map(|x| x << BITS))
-    }
-    #[inline(always)]
     fn shift_right_u32<const BITS: u32>(self) -> Self {
         Self(self.0.map(|x| (x as u32 >> BITS) as i32))
     }
@@ -126,6 +122,26 @@ impl IntegerSimd for PortableInteger {
         Self::from_bytes(from_fn(|i| bytes[i / 16 * 16 + usize::from(table[i % 16])]))
     }
     #[inline(always)]
+    fn interleave_32(self, other: Self) -> (Self, Self) {
+        let part = |first: usize| {
+            Self(from_fn(|i| {
+                let from = i / 4 * 4 + first + i % 4 / 2;
+                if i % 2 == 0 { self.0[from] } else { other.0[from] }
+            }))
+        };
+        (part(0), part(2))
+    }
+    #[inline(always)]
+    fn interleave_64(self, other: Self) -> (Self, Self) {
+        let part = |first: usize| {
+            Self(from_fn(|i| {
+                let from = i / 4 * 4 + first + i % 2;
+                if i % 4 < 2 { self.0[from] } else { other.0[from] }
+            }))
+        };
+        (part(0), part(2))
+    }
+    #[inline(always)]
     fn transpose_lanes(vectors: [Self; 4]) -> [Self; 4] {
         from_fn(|i| Self(from_fn(|j| vectors[j / 4].0[4 * i + j % 4])))
     }
@@ -146,6 +162,14 @@ impl IntegerSimd for PortableInteger {
         Self(value.0.map(|x| x.round_ties_even() as i32))
     }
     #[inline(always)]
+    fn bits_as_float(self) -> Portable {
+        Portable(self.0.map(|x| f32::from_bits(x as u32)))
+    }
+    #[inline(always)]
+    fn bits_of_float(value: Portable) -> Self {
+        Self(value.0.map(|x| x.to_bits() as i32))
+    }
+    #[inline(always)]
     fn max_magnitude(self, value: Portable) -> Self {
         Self(from_fn(|i| (self.0[i] as u32).max(value.0[i].to_bits() & 0x7fff_ffff) as i32))
     }
@@ -154,8 +178,11 @@ impl IntegerSimd for PortableInteger {
         self.0.iter().fold(0, |max, x| max.max(*x as u32))
     }
     #[inline(always)]
-    fn reduce_add_i32(self) -> i32 {
-        self.0.iter().fold(0, |sum, x| sum.wrapping_add(*x))
+    fn pack_i16(self, other: Self) -> Self {
+        Self::from_halves(from_fn(|i| {
+            let value = if i < 16 { self.0[i] } else { other.0[i - 16] };
+            value.clamp(i32::from(i16::MIN), i32::from(i16::MAX)) as i16
+        }))
     }
     #[inline(always)]
     unsafe fn store_as_i16(self, to: *mut u8) {
@@ -187,4 +214,6 @@ impl IntegerSimd for PortableInteger {
     }
     #[inline(always)]
     fn prefetch(_address: *const u8) {}
+    #[inline(always)]
+    fn prefetch_near(_address: *const u8) {}
 }

@@ -3,9 +3,10 @@
 use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::simulation;
 use crate::terminal::Terminal;
-use kernels::bench::{BenchCase, BenchRow, bench_qlinear};
+use kernels::bench::{BenchCase, BenchRow, StreamCase, StreamRow, bench_qlinear, bench_stream};
 use kernels::qlinear::Direction;
 use kernels::{Isa, Precision};
+use model::{KNOWN_SHAPES, KnownShape};
 
 /// Measure this machine.
 #[derive(clap::Args)]
@@ -21,23 +22,33 @@ enum What {
     Schedules(simulation::ScheduleArguments),
 }
 
-/// The products with frozen weights, both directions, against the ceiling of their instruction.
+/// The products with frozen weights, both directions, against the ceilings of this machine.
 ///
-/// Times `Y = X·Wᵀ` (forward) and `dX = dY·W` (input_grad) over packed weights.
+/// Times `Y = X·Wᵀ` (forward) and `dX = Σ dY·W` (input_grad) over packed random weights, for each product of a block
+/// as the model makes it: matrices that share their input in one call. Then one row through many weights, as in
+/// generation, from memory and from the cache.
 ///
-/// The ceiling is the rate of the product's own dot instruction in registers, measured between the timed runs; a
-/// fraction of 0.75 means that everything else (unpacking, scales, quantizing the activations, memory) costs a quarter.
-/// The error is against float64, on the very outputs that were timed.
+/// The ceiling of a product is the rate of its dot instruction in registers, measured between the timed runs: 0.80
+/// means that everything else (unpacking, scales, quantizing the activations, memory) costs a fifth. The ceiling of
+/// one row is the rate of only reading the same bytes. Errors are against float64, on the very outputs that were timed.
+///
+///   selftune bench kernels                                   all known shapes, one thread
+///   selftune bench kernels --shape smollm3-3b --threads 2    one shape, and two threads against one
+///   selftune bench kernels --matrices 2048x2048 --tokens 1,7,512 --precisions a16,a8,exact --isa avx2
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 struct KernelArguments {
-    /// Shapes N_OUTxK_IN, comma-separated
-    #[arg(long, value_delimiter = ',', default_value = "576x576,1536x576,576x1536,2048x2048,11008x2048", value_parser = shape)]
-    shapes: Vec<(usize, usize)>,
+    /// Model shape, repeatable: smollm2-135m, gemma3-270m, smollm2-360m, smollm3-3b, qwen3-8b. All without --matrices
+    #[arg(long, value_parser = model_shape)]
+    shape: Vec<KnownShape>,
+    /// Single matrices N_OUTxK_IN, comma-separated
+    #[arg(long, value_delimiter = ',', value_parser = matrix)]
+    matrices: Vec<(usize, usize)>,
     /// Numbers of tokens, comma-separated
-    #[arg(long, value_delimiter = ',', default_value = "128,256,1024")]
+    #[arg(long, value_delimiter = ',', default_value = "128,256,512,1024")]
     tokens: Vec<usize>,
     /// Precisions, comma-separated
-    #[arg(long, value_delimiter = ',', default_value = "a16,exact,a8", value_parser = precision)]
+    #[arg(long, value_delimiter = ',', default_value = "a16", value_parser = precision)]
     precisions: Vec<Precision>,
     /// Weights that share a scale
     #[arg(long, default_value_t = 64)]
@@ -45,18 +56,26 @@ struct KernelArguments {
     /// Bits of a weight
     #[arg(long, default_value_t = 4)]
     bits: u32,
-    /// Worker threads
+    /// Worker threads; above 1, each row is also timed on one thread in turns
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Instruction set instead of the best one
     #[arg(long)]
     isa: Option<String>,
     /// Seconds for each row at least
-    #[arg(long, default_value_t = 0.15)]
+    #[arg(long, default_value_t = 0.1)]
     seconds: f64,
+    /// Megabytes of weights that one row goes through; 0 leaves that out
+    #[arg(long, default_value_t = 1000)]
+    stream_mb: usize,
 }
 
-fn shape(text: &str) -> Result<(usize, usize), String> {
+fn model_shape(text: &str) -> Result<KnownShape, String> {
+    let names = || KNOWN_SHAPES.map(|shape| shape.name).join(", ");
+    KnownShape::by_name(text).ok_or_else(|| format!("known shapes are {}", names()))
+}
+
+fn matrix(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once('x').and_then(|(n, k)| Some((n.parse().ok()?, k.parse().ok()?)));
     match parsed {
         Some((n, k)) if (1..=1 << 20).contains(&n) && (1..=1 << 20).contains(&k) => Ok((n, k)),
@@ -66,6 +85,26 @@ fn shape(text: &str) -> Result<(usize, usize), String> {
 
 fn precision(text: &str) -> Result<Precision, String> {
     Precision::by_name(text).ok_or_else(|| "expected a16, exact or a8".into())
+}
+
+/// What one call multiplies: a name and the matrices that share an input.
+struct Product {
+    name: String,
+    matrices: Vec<(usize, usize)>,
+}
+
+fn products(arguments: &KernelArguments) -> Vec<Product> {
+    let shapes = match (arguments.shape.is_empty(), arguments.matrices.is_empty()) {
+        (true, true) => &KNOWN_SHAPES[..],
+        _ => &arguments.shape,
+    };
+    let of_shape = |shape: &KnownShape| {
+        let name = shape.name;
+        let products = shape.config().block_products().into_iter();
+        products.map(move |(product, matrices)| Product { name: format!("{name} {product}"), matrices })
+    };
+    let single = |(n, k): &(usize, usize)| Product { name: format!("{n}x{k}"), matrices: vec![(*n, *k)] };
+    shapes.iter().flat_map(of_shape).chain(arguments.matrices.iter().map(single)).collect()
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
@@ -84,8 +123,11 @@ fn check(arguments: &KernelArguments) -> Result<Isa, Failure> {
     if !(2..=8).contains(&arguments.bits) {
         return invalid(format!("--bits {}: expected 2 to 8", arguments.bits));
     }
-    if let Some((n, k)) = arguments.shapes.iter().find(|(_, k)| !k.is_multiple_of(arguments.group_size)) {
-        return invalid(format!("--shapes {n}x{k}: {k} columns are no multiple of the group of {}", arguments.group_size));
+    for product in products(arguments) {
+        if let Some((n, k)) = product.matrices.iter().find(|(_, k)| !k.is_multiple_of(arguments.group_size)) {
+            let group = arguments.group_size;
+            return invalid(format!("{} [{n}, {k}]: {k} columns are no multiple of the group of {group}", product.name));
+        }
     }
     if !(1..=1024).contains(&arguments.threads) {
         return invalid(format!("--threads {}: expected 1 to 1024", arguments.threads));
@@ -95,6 +137,9 @@ fn check(arguments: &KernelArguments) -> Result<Isa, Failure> {
     }
     if !(arguments.seconds > 0.0 && arguments.seconds <= 60.0) {
         return invalid("--seconds: expected more than 0, at most 60".into());
+    }
+    if arguments.stream_mb > 1 << 20 {
+        return invalid("--stream-mb: expected at most 1048576".into());
     }
     match &arguments.isa {
         None => Ok(Isa::best()),
@@ -108,8 +153,9 @@ fn check(arguments: &KernelArguments) -> Result<Isa, Failure> {
 fn kernels_bench(arguments: &KernelArguments, terminal: &Terminal) -> Outcome {
     let isa = check(arguments)?;
     let cases = cases(arguments, isa);
+    let ceilings = kernels::ceiling::measure(isa);
     terminal.line(format!(
-        "{} on {}, {} thread(s), {}-bit codes in groups of {}; medians, ceiling measured between the runs",
+        "{} on {}, {} thread(s), {}-bit codes in groups of {}; medians, ceilings measured between the runs",
         isa.name(),
         device::Machine::describe(),
         arguments.threads,
@@ -117,44 +163,84 @@ fn kernels_bench(arguments: &KernelArguments, terminal: &Terminal) -> Outcome {
         arguments.group_size
     ));
     terminal.line(format!(
-        "{:<11} {:<6} {:<26} {:>6} {:>6} {:>6} {:>8} {:>8} {:>6} {:>9}",
-        "direction", "prec", "kernel", "n_out", "k_in", "tokens", "GMAC/s", "ceiling", "frac", "error"
+        "one thread at best: {:.0} GMAC/s of 16-bit, {:.0} of 8-bit integers, {:.0} of float32; reads {:.1} GB/s",
+        ceilings.i16_dot_gmac_per_s,
+        ceilings.i8_dot_gmac_per_s,
+        ceilings.f32_fma_gmac_per_s,
+        ceilings.read_gbyte_per_s
+    ));
+    terminal.line(format!(
+        "{:<11} {:<6} {:<26} {:<20} {:>6} {:>8} {:>8} {:>6} {:>9} {:>8}",
+        "direction", "prec", "kernel", "product", "tokens", "GMAC/s", "ceiling", "frac", "error", "speedup"
     ));
     let bar = terminal.bar(cases.len() as u64, "bench", "rows");
     let mut rows = Vec::new();
-    for case in &cases {
+    for (name, case) in &cases {
         let row = bench_qlinear(case);
-        bar.suspend(|| terminal.line(text_row(&row)));
+        bar.suspend(|| terminal.line(text_row(name, &row)));
         bar.inc(1);
-        rows.push(row);
+        rows.push((name, row));
     }
     bar.finish_and_clear();
     let mut summary = Vec::new();
     for precision in &arguments.precisions {
         for direction in ["forward", "input_grad"] {
-            let fractions = rows.iter().filter(|row| row.direction == direction && row.precision == precision.name());
-            let mut fractions: Vec<f64> = fractions.map(|row| row.fraction).collect();
-            fractions.sort_by(f64::total_cmp);
-            let (median, least) = (fractions[fractions.len() / 2], fractions[0]);
-            terminal.line(format!("{direction:<11} {:<6} median {median:.2} of the ceiling, least {least:.2}", precision.name()));
+            let of_kind = |row: &&(&String, BenchRow)| row.1.direction == direction && row.1.precision == precision.name();
+            let rows: Vec<&BenchRow> = rows.iter().filter(of_kind).map(|(_, row)| row).collect();
+            let (median, least) = median_and_least(rows.iter().map(|row| row.fraction).collect());
+            let mut line = format!("{direction:<11} {:<6} median {median:.2} of the ceiling, least {least:.2}", precision.name());
+            let speedups: Vec<f64> = rows.iter().filter_map(|row| row.speedup).collect();
+            let speedup = (!speedups.is_empty()).then(|| median_and_least(speedups).0);
+            if let Some(speedup) = speedup {
+                line += &format!("; {} threads {speedup:.2} times one", arguments.threads);
+            }
+            terminal.line(line);
             summary.push(serde_json::json!({
-                "direction": direction, "precision": precision.name(), "median_fraction": median, "least_fraction": least,
+                "direction": direction, "precision": precision.name(), "median_fraction": median,
+                "least_fraction": least, "median_speedup": speedup,
             }));
         }
     }
-    terminal.json(&serde_json::json!({"rows": rows.iter().map(json_row).collect::<Vec<_>>(), "summary": summary, "isa": isa.name(), "machine": device::Machine::describe()}));
+    let streams = streams(arguments, isa);
+    for (name, row) in &streams {
+        terminal.line(format!(
+            "one row, {:.0} MB of weights from the {name}: {:.1} GB/s, {:.2} of {:.1} GB/s read, error {:.1e}",
+            row.bytes as f64 / 1e6,
+            row.gbyte_per_s,
+            row.fraction,
+            row.read_gbyte_per_s,
+            row.relative_error
+        ));
+    }
+    terminal.json(&serde_json::json!({
+        "rows": rows.iter().map(|(name, row)| json_row(name, row)).collect::<Vec<_>>(),
+        "summary": summary,
+        "streams": streams.iter().map(|(name, row)| json_stream(name, row)).collect::<Vec<_>>(),
+        "ceilings": {
+            "i16_dot_gmac_per_s": ceilings.i16_dot_gmac_per_s,
+            "i8_dot_gmac_per_s": ceilings.i8_dot_gmac_per_s,
+            "f32_fma_gmac_per_s": ceilings.f32_fma_gmac_per_s,
+            "read_gbyte_per_s": ceilings.read_gbyte_per_s,
+        },
+        "isa": isa.name(),
+        "machine": device::Machine::describe(),
+    }));
     Ok(ExitStatus::Done)
 }
 
-fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<BenchCase> {
+fn median_and_least(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    (values[values.len() / 2], values[0])
+}
+
+fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<(String, BenchCase)> {
     let mut cases = Vec::new();
     for &precision in &arguments.precisions {
         for direction in [Direction::Forward, Direction::InputGrad] {
-            for &(n_out, k_in) in &arguments.shapes {
+            for product in products(arguments) {
                 for &tokens in &arguments.tokens {
-                    cases.push(BenchCase {
-                        n_out,
-                        k_in,
+                    let case = BenchCase {
+                        matrices: product.matrices.clone(),
                         tokens,
                         bits: arguments.bits,
                         group_size: arguments.group_size,
@@ -163,7 +249,8 @@ fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<BenchCase> {
                         threads: arguments.threads,
                         isa,
                         seconds_min: arguments.seconds,
-                    });
+                    };
+                    cases.push((product.name.clone(), case));
                 }
             }
         }
@@ -171,14 +258,34 @@ fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<BenchCase> {
     cases
 }
 
-fn text_row(row: &BenchRow) -> String {
+/// One row through weights that stream from memory, and through a matrix that stays in a cache.
+fn streams(arguments: &KernelArguments, isa: Isa) -> Vec<(&'static str, StreamRow)> {
+    if arguments.stream_mb == 0 {
+        return Vec::new();
+    }
+    let stream = |side: usize, megabytes: usize| {
+        let bytes = side * side * arguments.bits.next_power_of_two().max(4) as usize / 8;
+        bench_stream(&StreamCase {
+            n_out: side,
+            k_in: side,
+            count: (megabytes * 1_000_000).div_ceil(bytes).max(1),
+            bits: arguments.bits,
+            group_size: arguments.group_size,
+            threads: arguments.threads,
+            isa,
+            seconds_min: arguments.seconds,
+        })
+    };
+    vec![("memory", stream(2048, arguments.stream_mb)), ("cache", stream(1024, 0))]
+}
+
+fn text_row(name: &str, row: &BenchRow) -> String {
+    let speedup = row.speedup.map_or(String::new(), |speedup| format!("{speedup:.2}"));
     format!(
-        "{:<11} {:<6} {:<26} {:>6} {:>6} {:>6} {:>8.1} {:>8.1} {:>6.2} {:>9.1e}",
+        "{:<11} {:<6} {:<26} {name:<20} {:>6} {:>8.1} {:>8.1} {:>6.2} {:>9.1e} {speedup:>8}",
         row.direction,
         row.precision,
         row.kernel,
-        row.n_out,
-        row.k_in,
         row.tokens,
         row.gmac_per_s,
         row.ceiling_gmac_per_s,
@@ -187,18 +294,32 @@ fn text_row(row: &BenchRow) -> String {
     )
 }
 
-fn json_row(row: &BenchRow) -> serde_json::Value {
+fn json_row(name: &str, row: &BenchRow) -> serde_json::Value {
     serde_json::json!({
         "op": row.op,
         "direction": row.direction,
         "precision": row.precision,
         "kernel": row.kernel,
-        "n_out": row.n_out,
-        "k_in": row.k_in,
+        "product": name,
+        "matrices": row.matrices,
         "tokens": row.tokens,
         "threads": row.threads,
         "gmac_per_s": row.gmac_per_s,
+        "gmac_per_s_best": row.gmac_per_s_best,
         "ceiling_gmac_per_s": row.ceiling_gmac_per_s,
+        "fraction": row.fraction,
+        "speedup": row.speedup,
+        "relative_error": row.relative_error,
+    })
+}
+
+fn json_stream(name: &str, row: &StreamRow) -> serde_json::Value {
+    serde_json::json!({
+        "from": name,
+        "bytes": row.bytes,
+        "threads": row.threads,
+        "gbyte_per_s": row.gbyte_per_s,
+        "read_gbyte_per_s": row.read_gbyte_per_s,
         "fraction": row.fraction,
         "relative_error": row.relative_error,
     })

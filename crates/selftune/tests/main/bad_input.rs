@@ -89,7 +89,8 @@ fn settings_that_are_not_possible() {
     place.refuses(&["generate", "--model", "model", "hi", "--threads", "0"], 2, &["--threads 0"]);
     place.refuses(&["generate", "--model", "model", "hi", "--context", "99999999"], 2, &["--context"]);
     place.refuses(&["train"], 2, &["--model"]);
-    place.refuses(&["bench", "kernels", "--shapes", "10x10"], 2, &["group"]);
+    place.refuses(&["bench", "kernels", "--matrices", "10x10"], 2, &["group"]);
+    place.refuses(&["bench", "kernels", "--shape", "smollm4"], 2, &["smollm3-3b"]);
 }
 
 #[test]

@@ -150,10 +150,14 @@ fn local_models_are_pulled_and_found_by_path() {
 #[test]
 fn the_kernel_benchmark_checks_its_answers() {
     let place = Place::new();
-    let bench = ["bench", "kernels", "--shapes", "64x128,70x64", "--tokens", "7", "--seconds", "0.001"];
-    let result = place.json(&bench);
+    let bench = ["bench", "kernels", "--matrices", "64x128,70x64", "--tokens", "7", "--seconds", "0.001"];
+    let more = ["--precisions", "a16,exact,a8", "--threads", "2", "--stream-mb", "4"];
+    let result = place.json(&[&bench[..], &more].concat());
     let rows = result["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2 * 3 * 2);
+    let streams = result["streams"].as_array().expect("streams");
+    assert!(streams.len() == 2 && streams.iter().all(|row| row["relative_error"].as_f64() < Some(5e-4)), "{streams:?}");
+    assert!(rows.iter().all(|row| row["speedup"].as_f64() > Some(0.0)));
     for row in rows {
         let bound = match row["precision"].as_str() {
             Some("a16") => 5e-4,

@@ -1,7 +1,7 @@
 //! What an input gradient prepares before its dot products: folded scales, unpacked codes, column sums, and the folded
 //! integers of a row tile.
 
-use super::{BLOCK_TILES, Buffers, FOLD_A8, FOLD_A16, Summand, tile_of};
+use super::{BLOCK_TILES, Buffers, FOLD_A8, FOLD_A16, Summand};
 use crate::qlinear::activations::{BLOCK, ROWS};
 use crate::qlinear::layout::TILE;
 use crate::qlinear::unpack::{self, ACROSS, GROUPS_MAX, PANEL_ROW, TileFormat, VECTOR};
@@ -24,7 +24,8 @@ impl IntegerKernel for PrepareFolds<'_> {
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
         let width = self.summand.input.block_width(self.block);
-        let inverse_maxima = self.summand.matrix.row_maxima_inverse()[self.block * BLOCK..].as_ptr();
+        let inverse_maxima =
+            self.summand.matrix.row_maxima_inverse()[self.summand.first_tile * TILE + self.block * BLOCK..].as_ptr();
         let fold_max = if self.small { FOLD_A8 } else { FOLD_A16 };
         let header = &self.format.header;
         let value_bytes = header.scale_type.bytes();
@@ -34,7 +35,7 @@ impl IntegerKernel for PrepareFolds<'_> {
                 let mut ratios = [S::Float::zero(); BLOCK / LANES];
                 let mut largest = S::zero();
                 for (v, ratio) in ratios.iter_mut().enumerate().take(width / LANES) {
-                    let tile = tile_of(self.summand.matrix, self.block * BLOCK_TILES + v / ACROSS, self.tile);
+                    let tile = self.summand.tile(self.block * BLOCK_TILES + v / ACROSS, self.tile);
                     let place = (group * 2 * TILE + v % ACROSS * LANES) * value_bytes;
                     let scale = S::load_scales(header.scale_type, tile.add(header.code_bytes() + place));
                     *ratio = scale * S::Float::load(inverse_maxima.add(v * LANES));
