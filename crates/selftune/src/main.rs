@@ -1,5 +1,7 @@
 //! The command line of selftune. One file a command under `commands/`, one line a command in its list.
 
+mod acceptance;
+mod accepted;
 mod commands;
 mod evaluation;
 mod failure;

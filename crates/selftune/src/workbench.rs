@@ -198,6 +198,11 @@ pub fn show_stack(entries: &[StackEntry], terminal: &Terminal) {
 
 /// The adapter in `folder` and what to call it: its run, if it lies in one.
 pub fn read_named_adapter(folder: &Path) -> Result<(String, AdapterFile), Failure> {
+    // The name of an accepted adapter stands for its version in use.
+    if let Some(accepted) = crate::accepted::folder_of(folder) {
+        let (_, file) = read_named_adapter(&accepted)?;
+        return Ok((folder.to_string_lossy().into_owned(), file));
+    }
     let file =
         formats::adapter::read_adapter(folder).bad_input(format!("cannot use the adapter {}", folder.display()))?;
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());

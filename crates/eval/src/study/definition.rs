@@ -38,7 +38,7 @@ pub struct Study {
 pub struct StudyHistory {
     /// Its row in the tables; letters, digits, `-` and `_`.
     pub name: String,
-    /// A history file or a folder of them; relative to the study's file.
+    /// A history file or a folder of them; relative to the folder of histories that is given, else to the study's file.
     pub path: PathBuf,
     /// Reads every record as this task instead of recognising it.
     #[serde(default)]
@@ -52,6 +52,9 @@ pub struct StudyHistory {
     /// Only the first so many people, in the order of the file.
     #[serde(default)]
     pub users_max: Option<usize>,
+    /// Only the so many people with the longest histories; of equally long ones the first in the file.
+    #[serde(default)]
+    pub users_longest: Option<usize>,
     /// Only the newest so many records of each person.
     #[serde(default)]
     pub newest: Option<usize>,
@@ -154,11 +157,12 @@ mod defaults {
 }
 
 impl Study {
-    /// Reads a study's file, writes `depths` out as configurations, and makes paths absolute.
-    pub fn read(path: &Path) -> Result<Study, StudyError> {
+    /// Reads a study's file, writes `depths` out as configurations, and makes paths absolute: they start at `histories`,
+    /// else at the file's own folder.
+    pub fn read(path: &Path, histories: Option<&Path>) -> Result<Study, StudyError> {
         let error = |reason: String| StudyError { path: path.to_owned(), reason };
         let text = std::fs::read_to_string(path).map_err(|source| error(format!("cannot read it: {source}")))?;
-        let folder = path.parent().unwrap_or(Path::new(""));
+        let folder = histories.or_else(|| path.parent()).unwrap_or(Path::new(""));
         Study::parse(&text, folder).map_err(error)
     }
 
@@ -272,6 +276,9 @@ impl StudyHistory {
                 "records_min is {}, expected more than its {} queries, or nothing is left to train on",
                 self.records_min, self.queries
             ));
+        }
+        if self.users_max == Some(0) || self.users_longest == Some(0) {
+            return wrong("users_max or users_longest is 0, expected at least 1".into());
         }
         if self.newest.is_some_and(|newest| newest < self.records_min) {
             return wrong(format!("newest is below records_min ({})", self.records_min));

@@ -5,4 +5,5 @@ mod evaluate;
 mod report;
 mod rouge;
 mod sample;
+mod study;
 mod verdict;

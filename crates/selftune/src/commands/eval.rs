@@ -163,6 +163,13 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     report.evaluation = Some(&evaluation);
     report.verdict = verdict.as_ref();
+    let kept = match (&arguments.report, &subject.run) {
+        (None, Some((run, _))) => Some(next_evaluation(run.path())?),
+        _ => None,
+    };
+    if let Some(kept) = &kept {
+        training::write_report(kept, &report, terminal);
+    }
     let written = report_folder.and_then(|folder| training::write_report(&folder, &report, terminal));
     if let Some(written) = &written {
         terminal.line(format!("\nreport: {}", written.display()));
@@ -172,6 +179,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     json["run_dir"] = serde_json::to_value(subject.run.as_ref().map(|(run, _)| run.path()))?;
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
     json["report"] = serde_json::to_value(written)?;
+    json["kept"] = serde_json::to_value(kept)?;
     terminal.json(&json);
     Ok(if training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })
 }
@@ -218,6 +226,21 @@ const ANSWER_TOKENS_MAX: usize = 4096;
 
 fn plain_report(who: &str, bench: &Workbench) -> ReportInputs<'static> {
     ReportInputs { title: format!("{who} on {}", bench.model_name), samples_max: 3, ..ReportInputs::default() }
+}
+
+/// `RUN/evaluations/001`, 002, ...: the report beside the run is the newest one, and none is ever written over here.
+fn next_evaluation(run: &Path) -> Result<PathBuf, Failure> {
+    let folder = run.join("evaluations");
+    crate::study::make_private_folder(&folder)?;
+    for number in 1..100_000 {
+        let path = folder.join(format!("{number:03}"));
+        match std::fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display()))?,
+        }
+    }
+    Err(Failure::usage(format!("{} is full", folder.display())))
 }
 
 /// Makes the folder before anything is computed; a report that is there already is somebody's.

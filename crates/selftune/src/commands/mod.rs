@@ -29,6 +29,8 @@ commands! {
     Train = train,
     Eval = eval,
     Study = study,
+    Adapters = adapters,
+    Rollback = rollback,
     Generate = generate,
     Chat = chat,
     Merge = merge,

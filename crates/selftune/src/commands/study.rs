@@ -32,6 +32,9 @@ pub struct Arguments {
     /// Where the model lies, if not where the file says
     #[arg(long)]
     model: Option<String>,
+    /// Folder that the histories' paths start at, if not that of the file
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
     /// Read the histories, say what would be done, and stop
     #[arg(long)]
     dry_run: bool,
@@ -46,7 +49,7 @@ pub struct Arguments {
 const WORKERS_MAX: usize = 256;
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
-    let study = Study::read(&arguments.study).bad_input("cannot use the study")?;
+    let study = Study::read(&arguments.study, arguments.data.as_deref()).bad_input("cannot use the study")?;
     let Some(folder) = arguments.out.filter(|_| !arguments.dry_run) else {
         return study::preview(&study, terminal);
     };

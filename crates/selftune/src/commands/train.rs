@@ -1,5 +1,7 @@
 //! `selftune train`: history in, adapter out.
 
+use crate::acceptance::{self, Candidate};
+use crate::accepted;
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::governing::GoverningArguments;
 use crate::preparation::{self, HoldOut};
@@ -15,6 +17,9 @@ use train::{PRESETS, RunEnd, RunFolder, Stage, TrainConfig};
 /// Prints the plan first: records kept and left out, one example with its learned tokens, memory, time. The newest
 /// records are held out to judge the adapter later (`selftune eval --run`), and of the rest the newest choose the best
 /// adapter. Ctrl-C finishes the update and saves; `--resume RUN` goes on to the same final bytes, also after a kill.
+///
+/// At the end the adapter is judged on the held-out records, against no adapter and against the one in use, and for what
+/// it costs elsewhere; an accepted one is used from now on as `--adapter NAME` (`selftune adapters`, `rollback`).
 ///
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
@@ -66,6 +71,12 @@ pub struct Arguments {
     /// Worker threads [default: all processors]; changes no result
     #[arg(long)]
     threads: Option<usize>,
+    /// Do not judge the adapter at the end, and do not use it: only train
+    #[arg(long)]
+    no_accept: bool,
+    /// Name under which an accepted adapter is used (`--adapter NAME`) [default: the person, or the history's file]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
     /// Print the plan and stop
     #[arg(long)]
     dry_run: bool,
@@ -80,6 +91,9 @@ pub struct Arguments {
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if let Some(path) = &arguments.resume {
         return resume(path, &arguments, terminal);
+    }
+    if let Some(name) = arguments.name.as_ref().filter(|name| !accepted::is_name(name)) {
+        return Err(Failure::usage(format!("--name {name:?}: expected letters, digits, '-', '_' and '.'")));
     }
     let config = configuration(&arguments)?;
     if arguments.show_settings {
@@ -124,7 +138,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
     let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, false, terminal)?;
-    conclude(&run, &inputs, outcome, terminal)
+    conclude(&arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
 
 /// Preset, file, settings and flags, in this order.
@@ -168,10 +182,21 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     workbench::show_stack(on.entries(), terminal);
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
     let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, true, terminal)?;
-    conclude(&run, &inputs, outcome, terminal)
+    conclude(arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
 
-fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, terminal: &Terminal) -> Outcome {
+/// What a training leaves for its conclusion.
+struct Trained {
+    bench: Workbench,
+    on: AdapterStack,
+    run: RunFolder,
+    inputs: RunInputs,
+    preparation: preparation::Preparation,
+    config: TrainConfig,
+}
+
+fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Trained, terminal: &Terminal) -> Outcome {
+    let Trained { run, inputs, .. } = trained;
     let held_out = inputs.data["held_out_records"].as_u64().unwrap_or(0) as usize;
     training::show_outcome(&outcome, run, held_out, terminal);
     let who = inputs.history.user.clone().unwrap_or_else(|| inputs.history.path.display().to_string());
@@ -179,7 +204,13 @@ fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, t
     if let Some(report) = training::write_report(run.path(), &report, terminal) {
         terminal.line(format!("  report: {}", report.display()));
     }
+    let judged = match outcome.end {
+        RunEnd::Interrupted => None,
+        _ if arguments.no_accept => None,
+        _ => judge(arguments, trained, terminal)?,
+    };
     terminal.json(&serde_json::json!({
+        "acceptance": judged,
         "run_dir": run.path(),
         "end": outcome.end,
         "steps": outcome.step,
@@ -198,6 +229,16 @@ fn conclude(run: &RunFolder, inputs: &RunInputs, outcome: train::TrainOutcome, t
         "data": inputs.data,
     }));
     Ok(if outcome.end == RunEnd::Interrupted { ExitStatus::Interrupted } else { ExitStatus::Done })
+}
+
+fn judge(arguments: &Arguments, trained: &Trained, terminal: &Terminal) -> Result<Option<eval::Acceptance>, Failure> {
+    let Trained { bench, on, run, inputs, preparation, config } = trained;
+    let name = arguments.name.clone().unwrap_or_else(|| acceptance::default_name(inputs));
+    if !accepted::is_name(&name) {
+        return Err(Failure::usage(format!("--name {name:?}: expected letters, digits, '-', '_' and '.'")));
+    }
+    let on_folders = inputs.on.iter().map(|below| below.path.clone()).collect();
+    acceptance::conclude(&Candidate { bench, on, on_folders, run, preparation, config, name }, terminal)
 }
 
 fn dry_run(

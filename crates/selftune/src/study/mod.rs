@@ -22,6 +22,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use units::Units;
+pub use units::{make_private_folder, write_whole};
 
 /// How a study is run; none of it changes a number.
 pub struct StudyOptions {

@@ -44,6 +44,12 @@ fn read(settings: &StudyHistory) -> Result<StudiedHistory, Failure> {
         true => present.iter().map(|(name, _)| name.clone()).collect(),
         false => settings.users.clone(),
     };
+    if let Some(longest) = settings.users_longest {
+        let count = |name: &String| present.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+        let mut ranked = names.clone();
+        ranked.sort_by_key(|name| std::cmp::Reverse(count(name)));
+        names.retain(|name| ranked.iter().take(longest).any(|kept| kept == name));
+    }
     names.truncate(settings.users_max.unwrap_or(usize::MAX));
     let (mut users, mut people) = (Vec::new(), Vec::new());
     for name in names {

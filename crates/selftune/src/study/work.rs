@@ -142,8 +142,8 @@ impl Scene {
         let start = Instant::now();
         let person = self.person(unit);
         let own_run = unit.training.map(|place| self.run_path(&units.all[place]));
-        let adapter = own_run.as_deref().map(|run| self.adapter(run)).transpose()?;
-        let other_adapter = other.map(|other| self.adapter(&self.run_path(other))).transpose()?;
+        let adapter = own_run.as_deref().map(|run| self.adapter(unit, run)).transpose()?;
+        let other_adapter = other.map(|other| self.adapter(other, &self.run_path(other))).transpose()?;
         let mut arms = unit.arms.clone();
         if other_adapter.is_none() && arms.iter().any(|arm| arm.adapter == eval::WhichAdapter::Other) {
             arms.retain(|arm| arm.adapter != eval::WhichAdapter::Other);
@@ -156,8 +156,8 @@ impl Scene {
             earlier: &person.seen,
             queries: &person.queries,
             on: &self.on[unit.history].weights(),
-            adapter: adapter.as_ref(),
-            other_adapter: other_adapter.as_ref(),
+            adapter: adapter.as_ref().and_then(|stack| stack.weights().pop()),
+            other_adapter: other_adapter.as_ref().and_then(|stack| stack.weights().pop()),
             arms: &arms,
             options: ExampleOptions {
                 tokens_max: settings.tokens_max.min(self.bench.model.config().context_tokens_max),
@@ -193,9 +193,11 @@ impl Scene {
         Ok(Done::Result(Box::new(result.clone())))
     }
 
-    fn adapter(&self, run: &Path) -> Result<model::AdapterWeights, Failure> {
+    /// The adapter of a run, checked to be for what lies below it.
+    fn adapter(&self, unit: &Unit, run: &Path) -> Result<model::AdapterStack, Failure> {
         let run = RunFolder::open(run).bad_input("cannot use a run of the study")?;
-        self.bench.adapter(&crate::serving::adapter_of(&run)?)
+        let on = &self.histories[unit.history].settings.on;
+        self.bench.adapters(&[&on[..], &[crate::serving::adapter_of(&run)?]].concat())
     }
 
     fn ops(&self, unit: &Unit) -> Result<OpsOptions, Failure> {

@@ -1,5 +1,6 @@
 //! The command line from outside: what it prints, writes, survives and refuses.
 
+mod accept;
 mod bad_input;
 mod commands;
 mod hub;

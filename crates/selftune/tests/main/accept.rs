@@ -1,0 +1,110 @@
+//! What is accepted, what is kept, and the way back; evaluations that do not replace each other.
+
+use crate::tiny::{Place, records};
+
+/// Learns the tiny history well enough to be accepted.
+const LEARN: &[&str] = &[
+    "train",
+    "--model",
+    "model",
+    "--data",
+    "history.jsonl",
+    "--set",
+    "passes=6",
+    "--set",
+    "tokens_max=200",
+    "--set",
+    "learning_rate=1e-2",
+    "--hold-out",
+    "10",
+];
+
+#[test]
+fn accepted_adapters_are_kept_used_by_name_and_rolled_back() {
+    let place = Place::new();
+    let first = place.json(&[LEARN, &["--output", "one", "--name", "me"]].concat());
+    assert_eq!(first["acceptance"]["accepted"], true, "{:#}", first["acceptance"]);
+    assert!(first["acceptance"]["general_ability"]["tokens"].as_u64() >= Some(100));
+    let again = place.json(&["train", "--resume", "one", "--name", "me"]);
+    assert_eq!(again["acceptance"], first["acceptance"], "a run is judged once");
+
+    // The same training again is no worse than the one in use, and becomes the next version.
+    let second = place.json(&[LEARN, &["--output", "two", "--name", "me", "--set", "seed=7"]].concat());
+    assert_ne!(second["acceptance"]["minus_earlier"], serde_json::Value::Null);
+    let versions = || {
+        let listed = place.json(&["adapters", "me"]);
+        let versions = listed["adapters"][0]["versions"].as_array().expect("versions").clone();
+        versions.iter().map(|version| (version["number"].as_u64(), version["in_use"].as_bool())).collect::<Vec<_>>()
+    };
+    let newest = if second["acceptance"]["accepted"] == true { 2 } else { 1 };
+    assert_eq!(versions().len(), newest);
+    assert_eq!(versions()[newest - 1], (Some(newest as u64), Some(true)));
+
+    let ask = |adapter: &str| {
+        place.json(&["generate", "--model", "model", "--adapter", adapter, "--max-tokens", "8", "what is 3 and 4"])
+    };
+    if newest == 2 {
+        let rolled = place.json(&["rollback", "me"]);
+        assert_eq!((rolled["version"].as_u64(), rolled["before"].as_u64()), (Some(1), Some(2)));
+    }
+    assert_eq!(ask("me")["text"], ask("one/adapter/best")["text"]);
+    place.refuses(&["rollback", "me"], 3, &["oldest"]);
+    place.refuses(&["rollback", "me", "--to", "9"], 3, &["no version 9"]);
+    place.refuses(&["rollback", "../me"], 2, &["no name"]);
+    place.refuses(&["rollback", "nobody"], 3, &["nobody"]);
+    assert_eq!(place.json(&["adapters"])["adapters"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn what_is_not_accepted_says_why_and_replaces_nothing() {
+    let place = Place::new();
+    // An adapter that has learned nothing is no better than none.
+    let idle = [
+        "train",
+        "--model",
+        "model",
+        "--data",
+        "history.jsonl",
+        "--set",
+        "passes=1",
+        "--set",
+        "tokens_max=200",
+        "--set",
+        "learning_rate=1e-9",
+        "--hold-out",
+        "10",
+        "--output",
+        "idle",
+    ];
+    let judged = &place.json(&idle)["acceptance"];
+    assert_eq!(judged["accepted"], false);
+    place.write("short.jsonl", &records(20));
+    let short = place.json(&[
+        "train",
+        "--model",
+        "model",
+        "--data",
+        "short.jsonl",
+        "--set",
+        "passes=1",
+        "--set",
+        "tokens_max=200",
+        "--output",
+        "short",
+    ]);
+    assert!(short["acceptance"]["reason"].as_str().expect("a reason").contains("are needed"), "{short:#}");
+    let skipped = place.json(&[LEARN, &["--output", "skipped", "--no-accept"]].concat());
+    assert_eq!(skipped["acceptance"], serde_json::Value::Null);
+    assert_eq!(place.json(&["adapters"])["adapters"].as_array().map(Vec::len), Some(0));
+    place.refuses(&["generate", "--model", "model", "--adapter", "history", "hello"], 3, &["history"]);
+    place.refuses(&["train", "--model", "model", "--data", "short.jsonl", "--name", "a/b"], 2, &["--name"]);
+
+    // A second evaluation is beside the first, not in its place.
+    let eval = ["eval", "--run", "idle", "--no-generate"];
+    let (one, two) = (place.json(&eval), place.json(&eval));
+    assert_ne!(one["kept"], two["kept"]);
+    for evaluation in [one, two] {
+        let kept = evaluation["kept"].as_str().expect("a folder").to_owned();
+        assert!(place.path(&kept).join("report.json").is_file(), "{kept}");
+    }
+}
