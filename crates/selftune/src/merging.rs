@@ -107,6 +107,9 @@ pub fn merge(
     if !(0.0..=1.0).contains(&arguments.loss_of_gain_max) {
         return Err(Failure::usage(format!("--loss-of-gain-max {}: expected 0 to 1", arguments.loss_of_gain_max)));
     }
+    if std::fs::symlink_metadata(out).is_ok() {
+        return Err(Failure::usage(format!("{} exists and is not overwritten", out.display())));
+    }
     let path = model_store::resolve(base)?;
     let named = adapters.iter().map(|folder| read_named_adapter(folder)).collect::<Result<Vec<_>, _>>()?;
     let files: Vec<&AdapterFile> = named.iter().map(|(_, file)| file).collect();
@@ -257,7 +260,7 @@ fn measure(
     let (base_loss, tokens) = loss(&bench, &[], &examples, tokens_max, arguments)?;
     let (adapter_loss, _) = loss(&bench, &adapters, &examples, tokens_max, arguments)?;
     drop(bench);
-    let bench = Workbench::open(&choice(merged)?, true, terminal)?;
+    let bench = Workbench::open(&choice(merged)?, true, &Terminal::silent())?;
     let (merged_loss, _) = loss(&bench, &[], &examples, tokens_max, arguments)?;
     Ok(MergeMeasurement::new(examples.len(), tokens, [base_loss, adapter_loss, merged_loss]))
 }

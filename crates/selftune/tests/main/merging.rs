@@ -63,7 +63,7 @@ fn a_merge_into_float_keeps_the_gain_and_the_model_stays_a_model() {
     );
 
     // Nothing is overwritten, and nothing unfinished stays.
-    place.refuses(&[&merge[..], &["--out", "float"]].concat(), 1, &["float", "not overwritten"]);
+    place.refuses(&[&merge[..], &["--out", "float"]].concat(), 2, &["float", "not overwritten"]);
     place.refuses(&[&merge[..], &["--out", "new", "--bits", "5"]].concat(), 2, &["5"]);
     place.refuses(
         &[&merge[..], &["--out", "new", "--bits", "4", "--group-size", "48"]].concat(),
@@ -78,10 +78,10 @@ fn a_merge_into_float_keeps_the_gain_and_the_model_stays_a_model() {
 #[test]
 fn a_small_gain_that_vanishes_in_the_steps_of_a_quantized_base_is_refused() {
     let place = Place::new();
-    trained(&place, "model", "run", &["--set", "passes=4", "--set", "learning_rate=0.01"]);
+    trained(&place, "model", "run", &["--set", "learning_rate=0.0001"]);
     place.json(&["merge", "--model", "model", "--adapter", ADAPTER, "--out", "four", "--bits", "4"]);
-    // So little is learned that no weight leaves its step of four bits, and yet the loss falls.
-    trained(&place, "four", "small", &["--set", "learning_rate=0.0002"]);
+    // Hardly a weight leaves its step of four bits, and yet the loss falls.
+    trained(&place, "four", "small", &[]);
     let merge = ["merge", "--model", "four", "--adapter", "small/adapter/best", "--out", "both"];
     place.refuses(&merge, 3, &["quantized already", "--history"]);
     let words = ["not merged", "8 held-out records", "of the gain is lost", "at most 10 %"];
@@ -99,8 +99,8 @@ fn a_small_gain_that_vanishes_in_the_steps_of_a_quantized_base_is_refused() {
 
     // In finer steps it does not vanish.
     let finer = ["merge", "--model", "four", "--adapter", "small/adapter/best", "--out", "finer", "--bits", "8"];
-    let kept = place.json(&[&finer[..], &["--group-size", "32", "--loss-of-gain-max", "0.5"], &MEASURED].concat());
-    assert!(loss(&kept["measurement"], "loss_of_gain") < 0.5, "{kept}");
+    let kept = place.json(&[&finer[..], &["--group-size", "32"], &MEASURED].concat());
+    assert!(loss(&kept["measurement"], "loss_of_gain") < 0.1, "{kept}");
 
     // The float original is another base, which has to be said.
     let other = ["merge", "--model", "model", "--adapter", "small/adapter/best", "--out", "other"];
