@@ -7,6 +7,7 @@ mod clock;
 mod disk;
 mod machine;
 mod memory;
+mod processor;
 mod sensors;
 pub mod simulated;
 mod slowdown;
@@ -15,6 +16,7 @@ pub use clock::{Stopwatch, local_minute, unix_time_seconds};
 pub use disk::free_disk_bytes;
 pub use machine::Machine;
 pub use memory::{ProcessMemory, available_memory_bytes, physical_memory_bytes};
+pub use processor::process_processor_seconds;
 pub use sensors::{
     Absent, Battery, BatteryState, EnergySource, LinuxSensors, NoSensors, Quantity, Reading, Sensors, system_sensors,
 };

@@ -40,7 +40,7 @@ pub use sampling::SamplingOptions;
 pub use shapes::{BlockProducts, KNOWN_SHAPES, KnownShape};
 pub use step::{
     NamedGradient, NecessaryWork, Phase, PhaseCost, Prefix, SelectRows, StepLoss, StepOptions, StepPhases, TokenLosses,
-    TrainingSession,
+    TrainingSession, WorkCounter,
 };
 pub use synthetic::{SyntheticPlace, SyntheticWeights, synthetic_model};
 pub use weights::Model;

@@ -165,3 +165,33 @@ fn the_plan_counts_the_longest_step_and_itemizes_all_memory() {
     assert_eq!(session.counters().attention_macs, plan.macs.attention_macs);
     assert!(session.counters().scratch_bytes <= plan.scratch_bytes);
 }
+
+#[test]
+fn counted_beforehand_is_what_a_session_computes() {
+    for family in ["llama", "gemma3"] {
+        let model = tiny::model(family);
+        let adapter = tiny::adapter(&model, tiny::spec(&QUERY_VALUE, 1..3));
+        for memory in [MemoryChoice::default(), MemoryChoice::keep_everything()] {
+            let mut options = tiny::options(Precision::A16);
+            options.memory = memory;
+            let mut counter = model::WorkCounter::new(model.clone(), &[], &adapter.spec, options).expect("a counter");
+            let mut session = tiny::session(&model, &adapter, options);
+            for length in [4, 17, 29] {
+                let (tokens, mask) = tiny::text(length);
+                let mut done = |session: &mut model::TrainingSession, trains: bool| {
+                    session.reset_counters();
+                    match trains {
+                        true => session.step(&tokens, &mask, 1.0, 0).map(drop),
+                        false => session.loss(&tokens, &mask).map(drop),
+                    }
+                    .expect("a step");
+                    session.counters()
+                };
+                assert_eq!(counter.step(&tokens, &mask).expect("counted"), done(&mut session, true));
+                assert_eq!(counter.loss(&tokens, &mask).expect("counted"), done(&mut session, false));
+            }
+            let memory = counter.memory();
+            assert_eq!((&memory.items, memory.macs), (&session.plan().items, session.plan().macs));
+        }
+    }
+}

@@ -44,6 +44,11 @@ pub fn home() -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::usage("no home folder is known: set SELFTUNE_HOME to a folder for models"))
 }
 
+/// The file of what runs on this machine have cost; none where no home folder is known.
+pub fn cost_file() -> Option<PathBuf> {
+    Some(home().ok()?.join("costs.json"))
+}
+
 /// The folder of pulled models.
 pub fn models_folder() -> Result<PathBuf, Failure> {
     Ok(home()?.join("models"))

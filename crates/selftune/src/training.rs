@@ -68,6 +68,7 @@ pub fn train_with_progress(
     terminal: &Terminal,
 ) -> Result<TrainOutcome, Failure> {
     stop_asked();
+    let cost_file = crate::model_store::cost_file();
     let inputs = TrainInputs {
         model: bench.model.clone(),
         base_name: &bench.model_name,
@@ -77,6 +78,7 @@ pub fn train_with_progress(
         config,
         run,
         resume,
+        cost_file: cost_file.as_deref(),
     };
     let mut sensors = device::system_sensors();
     let bar = terminal.bar(0, "train", "updates");
@@ -198,12 +200,8 @@ pub fn show_plan(plan: &TrainPlan, terminal: &Terminal) {
     let largest = plan.memory.iter().filter(|item| item.bytes >= plan.memory_total_bytes / 50);
     let parts: Vec<_> = largest.map(|item| format!("{} {}", item.name, human_bytes(item.bytes as u64))).collect();
     terminal.line(format!("  memory {}: {}", human_bytes(plan.memory_total_bytes as u64), parts.join(", ")));
-    if let Some(time) = &plan.time {
-        terminal.line(format!(
-            "  about {} at {:.0} tokens/s, measured just now",
-            human_seconds(time.seconds),
-            time.training_tokens_per_second
-        ));
+    if let Some(cost) = &plan.cost {
+        terminal.line(format!("  time about {}", human_seconds(cost.time_s.value)));
     }
 }
 
@@ -297,7 +295,7 @@ pub fn report_inputs<'a>(run: &RunFolder, inputs: &RunInputs, who: &str) -> Resu
         report.costs = vec![
             Cost {
                 name: "Training time".into(),
-                planned: plan.time.map(|time| human_seconds(time.seconds)),
+                planned: plan.cost.as_ref().map(|cost| human_seconds(cost.time_s.value)),
                 measured: outcome.map(|outcome| human_seconds(outcome.seconds)),
             },
             Cost {

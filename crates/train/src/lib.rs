@@ -13,6 +13,7 @@
 
 mod adapter_file;
 pub mod config;
+pub mod cost;
 mod error;
 mod events;
 #[cfg(test)]
@@ -47,7 +48,7 @@ pub use hash::example_hash;
 pub use hold::Hold;
 pub use metrics::{StepReport, ValidationReport, read_metrics};
 pub use outcome::{RunEnd, TrainOutcome};
-pub use plan::{PlannedMemory, TimeEstimate, TrainPlan};
+pub use plan::{PlannedMemory, TrainPlan};
 pub use run_folder::{RunFolder, RunFolderError, RunStatus, RunSummary};
 pub use schedule::{Schedule, ScheduleKind};
 pub use state::{Progress, State, StateError, ValidationPoint};

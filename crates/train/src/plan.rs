@@ -7,10 +7,11 @@ use model::{AdapterSpec, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
+use crate::cost::{Prediction, RunWork};
 use crate::order::DataOrder;
 use crate::schedule::Schedule;
 
-/// Exact counts, the memory plan, and a rough time.
+/// Exact counts, the memory plan, and what the run will cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainPlan {
     pub examples: usize,
@@ -37,8 +38,12 @@ pub struct TrainPlan {
     pub memory_total_bytes: usize,
     /// A saved state on disk; two are kept, and a third while saving.
     pub state_bytes: usize,
-    /// None until the speed of this machine was measured.
-    pub time: Option<TimeEstimate>,
+    /// Work of the whole run, validations included: see [`crate::cost::RunWork`].
+    #[serde(default)]
+    pub work: f64,
+    /// Time and energy; none where nothing is known of this machine.
+    #[serde(default)]
+    pub cost: Option<Prediction>,
 }
 
 /// One use of memory.
@@ -46,15 +51,6 @@ pub struct TrainPlan {
 pub struct PlannedMemory {
     pub name: String,
     pub bytes: usize,
-}
-
-/// Time from the measured speed of single steps. Rough: a machine that heats up will slow down.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TimeEstimate {
-    pub seconds: f64,
-    /// Measured just before: tokens per second in training, and in validation, which is forward only.
-    pub training_tokens_per_second: f64,
-    pub validation_tokens_per_second: f64,
 }
 
 /// What an adapter consists of.
@@ -85,16 +81,18 @@ impl TrainPlan {
         config: &TrainConfig,
         trained: Trained,
         memory: &[(&str, usize)],
+        work: &RunWork,
     ) -> TrainPlan {
         let order = DataOrder::new(config.seed, examples.len(), config.accumulation);
         let updates = config.updates(examples.len());
+        let validations = if validation.is_empty() { 0 } else { validations_between(config, &order, None, updates) };
         TrainPlan {
             examples: examples.len(),
             validation_examples: validation.len(),
             updates,
             updates_per_pass: order.updates_per_pass(),
             warmup_updates: Schedule::new(config, updates).warmup_updates(),
-            validations: if validation.is_empty() { 0 } else { validations_between(config, &order, None, updates) },
+            validations,
             tokens_per_pass: tokens(examples),
             supervised_tokens_per_pass: examples.iter().map(supervised_tokens).sum(),
             tokens_total: tokens_of_updates(examples, &order, updates),
@@ -107,16 +105,9 @@ impl TrainPlan {
             memory: memory.iter().map(|&(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect(),
             memory_total_bytes: memory.iter().map(|(_, bytes)| bytes).sum(),
             state_bytes: 3 * size_of::<f32>() * trained.parameters,
-            time: None,
+            work: work.total(&order, updates, validations),
+            cost: None,
         }
-    }
-
-    /// Adds the time at the measured speeds.
-    pub(crate) fn estimate_time(&mut self, training_tokens_per_second: f64, validation_tokens_per_second: f64) {
-        let training = self.tokens_total as f64 / training_tokens_per_second;
-        let validation = (self.validations * self.validation_tokens) as f64 / validation_tokens_per_second;
-        let seconds = training + validation;
-        self.time = Some(TimeEstimate { seconds, training_tokens_per_second, validation_tokens_per_second });
     }
 }
 

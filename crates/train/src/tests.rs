@@ -7,6 +7,8 @@ use data::Example;
 use serde_json::Value;
 
 use crate::config::TrainConfig;
+use crate::cost::history::tests::setting;
+use crate::cost::{CostHistory, RunWork};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::fake::{Fake, KINDS, example};
@@ -23,6 +25,7 @@ struct Setup {
     validation: Vec<Example>,
     config: TrainConfig,
     base: String,
+    cost_file: Option<std::path::PathBuf>,
 }
 
 impl Setup {
@@ -42,6 +45,7 @@ impl Setup {
             validation: (7..10).map(|index| example(index, 9)).collect(),
             config,
             base: "base".to_owned(),
+            cost_file: None,
         }
     }
 
@@ -63,6 +67,9 @@ impl Setup {
             base: self.base.clone(),
             base_name: "fake".to_owned(),
             stack: &[],
+            work: RunWork::of_tokens(&self.examples, &self.validation),
+            setting: setting("fake"),
+            cost_file: self.cost_file.as_deref(),
         };
         train_learner(learner, begin, self.plan(), &run, resume, &mut device::NoSensors::default(), observer)
     }
@@ -74,6 +81,7 @@ impl Setup {
             &self.config,
             Trained { targets: vec!["values".to_owned()], blocks: 0..1, matrices: 1, parameters: KINDS },
             &[],
+            &RunWork::of_tokens(&self.examples, &self.validation),
         )
     }
 
@@ -162,7 +170,7 @@ fn a_run_learns_and_leaves_everything_behind() {
     assert_eq!((plan.updates, plan.updates_per_pass, plan.validations), (12, 4, 5));
     assert_eq!((plan.tokens_per_pass as usize, plan.tokens_total), (tokens, outcome.tokens));
     assert_eq!((plan.supervised_tokens_per_pass, plan.tokens_longest_example), (21, 14));
-    assert!(plan.time.is_some());
+    assert!(plan.cost.is_some() && plan.work > 0.0);
     assert_eq!(run.examples().unwrap().unwrap().training.len(), 7);
 
     let (steps, validations) = read_metrics(&run.metrics_path()).unwrap();
@@ -502,4 +510,48 @@ fn killed_processes_lose_nothing() {
     setup.resume(&path);
     assert_equal(&ending(&path), &expected, &format!("after {kills} kills"));
     assert!(kills > 3, "only {kills} kills");
+}
+
+#[test]
+fn what_a_session_took_is_remembered_and_nothing_depends_on_it() {
+    let mut setup = Setup::new();
+    let (_parent, path) = folder();
+    setup.run_to_end(&path);
+    let expected = ending(&path);
+
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("costs.json");
+    setup.cost_file = Some(file.clone());
+    let (_parent, path) = folder();
+    let mut events = 0;
+    let mut stop_midway = |event: &TrainEvent| {
+        events += usize::from(matches!(event, TrainEvent::Step(_)));
+        if events == 5 { Control::Stop } else { Control::Continue }
+    };
+    setup.run(&path, Fake::default(), false, &mut stop_midway).unwrap();
+    setup.resume(&path);
+    assert_equal(&ending(&path), &expected, "with a cost file");
+    let measurements = CostHistory::read(&file).unwrap().measurements;
+    assert_eq!(measurements.iter().map(|session| session.updates).collect::<Vec<_>>(), [5, 7]);
+    let plan = RunFolder::open(&path).unwrap().plan().unwrap().unwrap();
+    let work: f64 = measurements.iter().map(|session| session.work).sum();
+    assert!((work / plan.work - 1.0).abs() < 1e-9, "both sessions did what was planned: {work} of {}", plan.work);
+    assert_eq!(measurements.iter().map(|session| session.tokens).sum::<u64>(), plan.tokens_total);
+
+    // A file that cannot be read or written is said and stops nothing.
+    std::fs::write(&file, "broken").unwrap();
+    let (_parent, path) = folder();
+    let mut said = Vec::new();
+    let mut listen = |event: &TrainEvent| {
+        if let TrainEvent::Notice { message } = event {
+            said.push(message.clone());
+        }
+        Control::Continue
+    };
+    setup.run(&path, Fake::default(), false, &mut listen).unwrap();
+    assert!(said.iter().any(|message| message.contains("costs.json")), "{said:?}");
+    setup.cost_file = Some(path.join("run.json/costs.json"));
+    let (_parent, path) = folder();
+    setup.run_to_end(&path);
+    assert_equal(&ending(&path), &expected, "with a cost file that cannot be");
 }

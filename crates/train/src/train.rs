@@ -1,14 +1,16 @@
 //! From inputs to a trainer: checks, memory, resume.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use data::Example;
 use device::Sensors;
 use formats::adapter::StackEntry;
-use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, StepOptions, TrainingSession};
+use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, StepOptions, TrainingSession, WorkCounter};
 
 use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
+use crate::cost::{self, CostHistory, Plateau, RunWork, Setting};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::governor::{Governor, MissingSensor};
@@ -19,7 +21,7 @@ use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
 use crate::run_folder::{ExampleList, ListedExample, RunFolder};
 use crate::state::{Identity, Progress};
-use crate::trainer::{Job, Trainer, probe};
+use crate::trainer::{Costs, Job, Trainer, probe};
 
 /// What to train, on what, how, and where to keep it.
 pub struct TrainInputs<'a> {
@@ -37,6 +39,9 @@ pub struct TrainInputs<'a> {
     /// Go on with the run in the folder. One that never saved starts from the beginning; one whose state is gone is
     /// refused.
     pub resume: bool,
+    /// The file of what runs on this machine have cost: the plan is made from it, and this run is added to it. Without
+    /// one a few steps are timed and nothing is remembered.
+    pub cost_file: Option<&'a Path>,
 }
 
 /// Trains an adapter. `observer` hears of everything and may stop the run after any event; what was done until then
@@ -52,44 +57,50 @@ pub fn train(
     let config = inputs.config.resolved(inputs.model.config())?;
     check_examples(inputs.examples, inputs.validation, &config)?;
     let spec = config.adapter_spec(inputs.model.config())?;
-    let tokens_max = longest(inputs.examples, inputs.validation);
-    let session = new_session(&inputs.model, inputs.on, &spec, &config, tokens_max)?;
-    let plan = TrainPlan::count(
-        inputs.examples,
-        inputs.validation,
-        &config,
-        Trained::new(&spec, inputs.model.config()),
-        &session.plan().items,
-    );
-    let base = inputs.model.content_hash().to_owned();
-    let base_name = inputs.base_name.to_owned();
+    let options = step_options(&config, longest(inputs.examples, inputs.validation));
+    let session = new_session(&inputs.model, inputs.on, &spec, &config, options)?;
+    let work = RunWork::count(&inputs.model, &specs(inputs.on), &spec, options, inputs.examples, inputs.validation)?;
+    let trained = Trained::new(&spec, inputs.model.config());
+    let plan = TrainPlan::count(inputs.examples, inputs.validation, &config, trained, &session.plan().items, &work);
     let begin = Begin {
         examples: inputs.examples,
         validation: inputs.validation,
         config: &config,
-        base,
-        base_name,
         stack: inputs.on.entries(),
+        base: inputs.model.content_hash().to_owned(),
+        base_name: inputs.base_name.to_owned(),
+        work,
+        setting: setting(&options, inputs.model.content_hash()),
+        cost_file: inputs.cost_file,
     };
     train_learner(session, begin, plan, inputs.run, inputs.resume, sensors, observer)
 }
 
-/// What a run would take, with the speed of this machine measured on one example.
+/// Counts a run and says what it would take by earlier runs in `costs`; where those say too little and `may_probe`,
+/// times a few steps, which changes nothing.
 pub fn plan(
     model: &Arc<Model>,
     on: &AdapterStack,
     examples: &[Example],
     validation: &[Example],
     config: &TrainConfig,
+    costs: &CostHistory,
+    may_probe: bool,
 ) -> Result<TrainPlan, TrainError> {
     let config = config.resolved(model.config())?;
     check_examples(examples, validation, &config)?;
     let spec = config.adapter_spec(model.config())?;
-    let mut session = new_session(model, on, &spec, &config, longest(examples, validation))?;
-    let mut plan =
-        TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &session.plan().items);
-    let (training, validation) = probe(&mut session, examples)?;
-    plan.estimate_time(training, validation);
+    let options = step_options(&config, longest(examples, validation));
+    let work = RunWork::count(model, &specs(on), &spec, options, examples, validation)?;
+    let memory = WorkCounter::new(Arc::clone(model), &specs(on), &spec, options)?.memory();
+    let trained = Trained::new(&spec, model.config());
+    let mut plan = TrainPlan::count(examples, validation, &config, trained, &memory.items, &work);
+    let setting = setting(&options, model.content_hash());
+    let probed = match may_probe && !costs.is_enough(&setting) {
+        true => Some(probe(&mut new_session(model, on, &spec, &config, options)?, examples, &work)?),
+        false => None,
+    };
+    plan.cost = cost::predict(costs, &setting, plan.work, probed.as_ref());
     Ok(plan)
 }
 
@@ -103,6 +114,9 @@ pub(crate) struct Begin<'a> {
     pub base_name: String,
     /// The frozen adapters under the one that learns, bottom first.
     pub stack: &'a [StackEntry],
+    pub work: RunWork,
+    pub setting: Setting,
+    pub cost_file: Option<&'a Path>,
 }
 
 /// Trains whatever can learn: takes the run folder, goes on from its state or begins, and runs to the end.
@@ -143,8 +157,19 @@ pub(crate) fn train_learner<L: Learner>(
             None
         }
     };
-    let (training_speed, validation_speed) = probe(&mut learner, begin.examples)?;
-    plan.estimate_time(training_speed, validation_speed);
+    let costs = match begin.cost_file.map_or(Ok(CostHistory::default()), CostHistory::read) {
+        Ok(costs) => costs,
+        Err(error) => {
+            notices.push(format!("earlier runs do not help to predict this one: {error}"));
+            CostHistory::default()
+        }
+    };
+    let probed = match costs.is_enough(&begin.setting) {
+        true => None,
+        false => Some(probe(&mut learner, begin.examples, &begin.work)?),
+    };
+    plan.cost = cost::predict(&costs, &begin.setting, plan.work, probed.as_ref());
+    let plateau = plan.cost.as_ref().and_then(|cost| cost.plateau).unwrap_or(Plateau::NONE);
     if progress.is_none() {
         run.begin(begin.config, &plan, &list)?;
     }
@@ -173,7 +198,7 @@ pub(crate) fn train_learner<L: Learner>(
                 config: begin.config.results_map(),
             },
         },
-        tokens_total: plan.tokens_total,
+        costs: Costs { work: begin.work, setting: begin.setting, plateau, file: begin.cost_file },
     };
     // An answer given before the first update counts as one given after it.
     let mut observer = |event: &TrainEvent| match observer(event) {
@@ -183,19 +208,41 @@ pub(crate) fn train_learner<L: Learner>(
     Trainer::new(job, learner, progress, is_saved, monitor, &mut observer)?.run()
 }
 
-fn new_session(
-    model: &Arc<Model>,
-    on: &AdapterStack,
-    spec: &AdapterSpec,
-    config: &TrainConfig,
-    tokens_max: usize,
-) -> Result<TrainingSession, TrainError> {
+/// How the steps of a run are made.
+pub(crate) fn step_options(config: &TrainConfig, tokens_max: usize) -> StepOptions {
     let mut options = StepOptions::new(tokens_max);
     options.memory = config.recompute.memory();
     options.ops.precision = config.precision;
     if config.threads > 0 {
         options.ops.threads = config.threads;
     }
+    options
+}
+
+/// What measurements of this run hold for.
+fn setting(options: &StepOptions, model: &str) -> Setting {
+    Setting {
+        machine: device::Machine::describe().to_string(),
+        isa: options.ops.isa.name().to_owned(),
+        precision: options.ops.precision.name().to_owned(),
+        threads: options.ops.threads,
+        selftune_version: env!("CARGO_PKG_VERSION").to_owned(),
+        model: model.to_owned(),
+    }
+}
+
+/// The shapes of the frozen adapters.
+fn specs(on: &AdapterStack) -> Vec<&AdapterSpec> {
+    on.weights().into_iter().map(|adapter| &adapter.spec).collect()
+}
+
+fn new_session(
+    model: &Arc<Model>,
+    on: &AdapterStack,
+    spec: &AdapterSpec,
+    config: &TrainConfig,
+    options: StepOptions,
+) -> Result<TrainingSession, TrainError> {
     let adapter = AdapterWeights::initialized(model.config(), spec.clone(), config.seed)?;
     Ok(TrainingSession::stacked(Arc::clone(model), &on.weights(), &adapter, options)?)
 }

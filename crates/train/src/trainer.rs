@@ -1,6 +1,7 @@
 //! The training loop.
 
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
 use data::Example;
@@ -10,6 +11,7 @@ use model::ModelError;
 
 use crate::adapter_file::AdapterNotes;
 use crate::config::TrainConfig;
+use crate::cost::{CostHistory, Measurement, Meter, Plateau, ProbeMeasurement, RunWork, Setting};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::governor::{Governor, Wait};
@@ -26,6 +28,10 @@ use crate::state::{Identity, LossTotal, Progress, State, ValidationPoint, file a
 
 /// A save by the clock must have cost less than this part of the time since the one before it.
 const SAVE_COST_MAX: f64 = 0.01;
+/// A session of fewer updates says nothing about the next one.
+const MEASURED_UPDATES_MIN: u64 = 3;
+/// A probe times steps until it has so much, or has no more lengths to try.
+const PROBE_SECONDS: f64 = 6.0;
 
 /// On hold, the watcher is asked whether to stop so often, and the sensors what has changed.
 const ASK_SECONDS: f64 = 0.25;
@@ -39,8 +45,17 @@ pub(crate) struct Job<'a> {
     pub run: &'a RunFolder,
     pub identity: Identity,
     pub notes: AdapterNotes,
-    /// Tokens that all updates together visit.
-    pub tokens_total: u64,
+    pub costs: Costs<'a>,
+}
+
+/// What the cost of a run is measured against.
+pub(crate) struct Costs<'a> {
+    pub work: RunWork,
+    pub setting: Setting,
+    /// How this machine slows down in long runs.
+    pub plateau: Plateau,
+    /// Where the measurement of this session goes.
+    pub file: Option<&'a Path>,
 }
 
 /// A run on its way.
@@ -54,7 +69,12 @@ pub(crate) struct Trainer<'a, L> {
     /// The current pass and the order of its examples.
     shuffled: (u64, Vec<usize>),
     metrics: Metrics,
-    pace: Pace,
+    meter: Meter,
+    /// Work of the updates still to make.
+    work_left: f64,
+    /// Processor time and energy at the beginning of this session.
+    processor_start_s: Option<f64>,
+    energy_start_j: Option<f64>,
     monitor: Monitor<'a>,
     governor: Governor,
     /// The hold that the run folder tells of.
@@ -99,6 +119,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         let updates = config.updates(job.examples.len());
         let order = DataOrder::new(config.seed, job.examples.len(), config.accumulation);
         let pass = order.window(progress.step).pass;
+        let work = &job.costs.work;
         let saved = is_saved.then_some(&progress);
         let hold = job.run.hold()?;
         let mut governor = Governor::new(config.limits());
@@ -108,7 +129,10 @@ impl<'a, L: Learner> Trainer<'a, L> {
             schedule: Schedule::new(config, updates),
             shuffled: (pass, order.shuffled(pass)),
             metrics: Metrics::open(&job.run.metrics_path(), saved.map(|progress| progress.step), validated)?,
-            pace: Pace::default(),
+            meter: Meter::new(job.costs.plateau),
+            work_left: work.total(&order, updates, 0) - work.total(&order, progress.step, 0),
+            processor_start_s: device::process_processor_seconds(),
+            energy_start_j: progress.energy_j,
             monitor,
             governor,
             hold,
@@ -240,7 +264,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
         self.progress.passes.resize_with((pass + 1).max(self.progress.passes.len()), LossTotal::default);
         self.progress.passes[pass].add(loss.loss_sum, loss.supervised_tokens);
         self.progress.first_loss.get_or_insert(mean);
-        self.pace.add(tokens, seconds);
+        let work = self.job.costs.work.of_update(window);
+        self.meter.add_update(work, tokens, seconds);
+        self.work_left -= work;
         self.monitor.slowdown.add(tokens, seconds);
         let energy_j = self.count_energy();
         let report = StepReport {
@@ -254,7 +280,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
             tokens,
             supervised_tokens: loss.supervised_tokens,
             seconds,
-            tokens_per_second: self.pace.tokens_per_second(),
+            tokens_per_second: self.meter.tokens_per_second(),
             eta_seconds: self.eta_seconds(),
             peak_resident_bytes: ProcessMemory::read().peak_resident_bytes,
             energy_j,
@@ -274,12 +300,14 @@ impl<'a, L: Learner> Trainer<'a, L> {
     }
 
     fn eta_seconds(&self) -> f64 {
-        let tokens = self.job.tokens_total.saturating_sub(self.progress.tokens);
+        if self.progress.step == self.updates {
+            return 0.0;
+        }
         let validations = match self.job.validation.is_empty() {
             true => 0,
             false => validations_between(self.job.config, &self.order, Some(self.progress.step), self.updates),
         };
-        tokens as f64 / self.pace.tokens_per_second() + validations as f64 * self.pace.validation_seconds
+        self.meter.remaining_seconds(self.work_left + validations as f64 * self.job.costs.work.validation)
     }
 
     fn validation_is_due(&self) -> bool {
@@ -306,8 +334,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             // On disk before the state that speaks of it: a kill in between only makes the same adapter again.
             self.learner.write_adapter(&self.job.run.best_adapter(), &self.job.notes)?;
         }
-        self.pace.validation_seconds = watch.seconds();
         let seconds = watch.seconds();
+        self.meter.add_validation(self.job.costs.work.validation, seconds);
         let report = ValidationReport { step, loss, is_best, seconds, energy_j: self.count_energy() };
         self.metrics.write(Line::Validation(&report))?;
         self.notify(&TrainEvent::Validation(report));
@@ -435,6 +463,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         }
         let bytes = state_file::save(&self.job.run.state_folder(), &state, sync)?;
         let (step, seconds) = (self.progress.step, watch.seconds());
+        self.meter.add_overhead(seconds);
         self.saved = Some(Saved::new(&self.progress, seconds));
         self.notify(&TrainEvent::Saved { step, bytes, seconds });
         Ok(())
@@ -466,8 +495,32 @@ impl<'a, L: Learner> Trainer<'a, L> {
             adapter_last: run.last_adapter(),
         };
         run.end(&outcome)?;
+        self.remember_cost();
         self.notify(&TrainEvent::Finished(outcome.clone()));
         Ok(outcome)
+    }
+
+    /// Leaves what this session took to the predictions of later ones. That failing is no reason to fail.
+    fn remember_cost(&mut self) {
+        let Some(file) = self.job.costs.file.filter(|_| self.meter.updates >= MEASURED_UPDATES_MIN) else { return };
+        let since = |now: Option<f64>, start: f64| now.map(|now| (now - start).max(0.0));
+        let processor_now_s = device::process_processor_seconds();
+        let measurement = Measurement {
+            setting: self.job.costs.setting.clone(),
+            model_name: self.job.notes.base_name.clone(),
+            ended_unix_seconds: device::unix_time_seconds(),
+            updates: self.meter.updates,
+            tokens: self.meter.tokens,
+            work: self.meter.work,
+            seconds: self.meter.seconds,
+            processor_seconds: self.processor_start_s.and_then(|start| since(processor_now_s, start)),
+            energy_j: since(self.progress.energy_j, self.energy_start_j.unwrap_or(0.0)),
+            pace: self.meter.pace(),
+        };
+        if let Err(error) = CostHistory::add(file, measurement) {
+            let message = format!("what this run cost was not remembered for later plans: {error}");
+            self.notify(&TrainEvent::Notice { message });
+        }
     }
 
     /// The loss of one example, if the model could compute one.
@@ -501,41 +554,34 @@ fn clip_factor(norm: f64, limit: f64) -> f64 {
     if limit > 0.0 && norm > limit { limit / norm } else { 1.0 }
 }
 
-/// Speed over the last updates. Older ones fade, so that a machine that heats up shows.
-#[derive(Debug, Default)]
-struct Pace {
-    tokens: f64,
-    seconds: f64,
-    validation_seconds: f64,
-}
-
-impl Pace {
-    const FADE: f64 = 0.95;
-
-    fn add(&mut self, tokens: u64, seconds: f64) {
-        self.tokens = Self::FADE * self.tokens + tokens as f64;
-        self.seconds = Self::FADE * self.seconds + seconds;
-    }
-    fn tokens_per_second(&self) -> f64 {
-        self.tokens / self.seconds.max(1e-9)
-    }
-}
-
-/// Measures the speed of training and of validation, in tokens per second, on the example of middle length. Leaves
-/// the learner as it was.
-pub(crate) fn probe(learner: &mut impl Learner, examples: &[Example]) -> Result<(f64, f64), ModelError> {
-    let mut by_length: Vec<&Example> = examples.iter().collect();
-    by_length.sort_by_key(|example| example.tokens.len());
-    let example = by_length[by_length.len() / 2];
-    let speed = |watch: Stopwatch| example.tokens.len() as f64 / watch.seconds().max(1e-9);
+/// Times steps of a short, a middle and a long example, and leaves the learner as it was.
+pub(crate) fn probe(
+    learner: &mut impl Learner,
+    examples: &[Example],
+    work: &RunWork,
+) -> Result<ProbeMeasurement, ModelError> {
+    let whole = Stopwatch::start();
+    let mut by_work: Vec<usize> = (0..examples.len()).collect();
+    by_work.sort_by(|&a, &b| work.examples[a].total_cmp(&work.examples[b]));
+    let mut chosen: Vec<usize> = [1, 2, 3].map(|quarter| by_work[(by_work.len() - 1) * quarter / 4]).to_vec();
+    chosen.dedup();
     // Not measured: reads the weights from the disk and fills the caches.
-    learner.loss(example)?;
-    let watch = Stopwatch::start();
-    learner.loss(example)?;
-    let validation = speed(watch);
-    let watch = Stopwatch::start();
-    learner.learn(example, 0.0, 0)?;
-    let training = speed(watch);
+    learner.learn(&examples[chosen[0]], 0.0, 0)?;
+    let mut probe =
+        ProbeMeasurement { steps: 0, work: 0.0, seconds: 0.0, processor_seconds: None, seconds_in_all: 0.0 };
+    let (watch, processor_start_s) = (Stopwatch::start(), device::process_processor_seconds());
+    for index in chosen {
+        learner.learn(&examples[index], 0.0, 0)?;
+        probe.steps += 1;
+        probe.work += work.examples[index];
+        probe.seconds = watch.seconds();
+        if probe.seconds > PROBE_SECONDS {
+            break;
+        }
+    }
+    probe.processor_seconds =
+        processor_start_s.zip(device::process_processor_seconds()).map(|(start, now)| (now - start).max(0.0));
     learner.zero_gradients();
-    Ok((training, validation))
+    probe.seconds_in_all = whole.seconds();
+    Ok(probe)
 }

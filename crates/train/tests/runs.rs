@@ -50,6 +50,7 @@ impl Setup {
             config: &self.config,
             run: &run,
             resume,
+            cost_file: None,
         };
         train::train(&inputs, &mut device::NoSensors::default(), observer)
     }
@@ -199,7 +200,7 @@ fn what_is_trained_is_what_was_asked_for() {
     // Query: A [4, 64], B [64, 4]; value: A [4, 64], B [32, 4].
     assert_eq!(plan.adapter_parameters, 4 * (64 + 64) + 4 * (64 + 32));
     assert_eq!(plan.memory_total_bytes, plan.memory.iter().map(|item| item.bytes).sum::<usize>());
-    assert!(plan.memory_total_bytes > 0 && plan.time.is_some());
+    assert!(plan.memory_total_bytes > 0 && plan.cost.is_some());
     assert_eq!(run.config().unwrap().unwrap().adapted_blocks, 1);
     let file = formats::adapter::read_peft(&path.join("adapter/last")).unwrap();
     let modules: Vec<&str> = file.matrices.iter().map(|matrix| matrix.module.as_str()).collect();

@@ -1,5 +1,6 @@
 //! The training step: forward, head, backward, each over the whole model, on memory planned beforehand.
 
+mod counter;
 mod phases;
 mod program;
 mod supervision;
@@ -16,6 +17,7 @@ use crate::error::ModelError;
 use crate::lora::FrozenStack;
 use crate::plan::{MemoryChoice, MemoryPlan, StepPlaces};
 use crate::weights::Model;
+pub use counter::WorkCounter;
 pub use phases::{Phase, PhaseCost, StepPhases};
 pub(crate) use program::{
     Planned, Program, Tables, attention_shape, check_options, check_tokens, check_vocabulary, rope_tables,

@@ -248,7 +248,7 @@ fn dry_run(
     config: &TrainConfig,
     terminal: &Terminal,
 ) -> Outcome {
-    let plan = train::plan(&bench.model, on, &preparation.training, &preparation.validation, config).bad_input("cannot plan")?;
+    let plan = train::plan(&bench.model, on, &preparation.training, &preparation.validation, config, &Default::default(), true).bad_input("cannot plan")?;
     training::show_plan(&plan, terminal);
     terminal.json(&serde_json::json!({"plan": plan, "data": preparation.account()}));
     Ok(ExitStatus::Done)
