@@ -120,7 +120,7 @@ impl Model {
         self.matrices().filter(|matrix| matrix.is_mapped()).map(matrix_bytes).sum()
     }
     /// All weights, in memory and mapped.
-    pub(crate) fn resident_bytes(&self) -> ResidentBytes {
+    pub fn resident_bytes(&self) -> ResidentBytes {
         let mapped_bytes = self.mapped_bytes() as u64;
         ResidentBytes { anonymous_bytes: self.weights_bytes as u64 - mapped_bytes, mapped_bytes }
     }

@@ -9,11 +9,13 @@ mod governing;
 mod merging;
 mod model_store;
 mod preparation;
+mod recipe;
 mod serving;
 mod simulation;
 mod study;
 mod terminal;
 mod training;
+mod units;
 mod workbench;
 
 use clap::Parser;
@@ -38,6 +40,7 @@ First steps:
   selftune demo                                            everything on a real model and a real history
   selftune pull smollm2-135m-instruct                      get a small model
   selftune import git --repo . --author you -o me.jsonl    make a history from your commits
+  selftune plan --model smollm2-135m-instruct --data me.jsonl     what a run would take
   selftune train --model smollm2-135m-instruct --data me.jsonl
   selftune eval --run runs/me                              compare: base, retrieval, adapter, both
 

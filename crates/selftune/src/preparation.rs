@@ -185,8 +185,29 @@ pub fn example_options(config: &TrainConfig) -> ExampleOptions {
 }
 
 impl Preparation {
-    fn truncated(&self) -> usize {
+    pub fn truncated(&self) -> usize {
         self.training.iter().chain(&self.validation).filter(|example| example.truncation.is_some()).count()
+    }
+
+    /// What was cut to fit, one line a kind.
+    fn truncations(&self) -> Vec<String> {
+        if self.truncated() == 0 {
+            return Vec::new();
+        }
+        let all = || self.training.iter().chain(&self.validation).map(|example| &example.truncation);
+        let kind = |what: &str, of: fn(&data::Truncation) -> usize| {
+            let (examples, amount) =
+                all().map(of).filter(|amount| *amount > 0).fold((0, 0), |(n, sum), a| (n + 1, sum + a));
+            (examples > 0).then(|| format!("  {}: {} {what}", human_count(examples), human_count(amount as u64)))
+        };
+        let kinds = [
+            kind("earlier records left out", |cut| cut.retrieved_dropped),
+            kind("earlier records shown cut", |cut| cut.retrieved_cut),
+            kind("turns of conversations left out", |cut| cut.turns_dropped),
+            kind("tokens of context cut", |cut| cut.context_tokens_cut),
+        ];
+        let head = format!("{} were cut to fit, never the answer:", human_count(self.truncated() as u64));
+        std::iter::once(head).chain(kinds.into_iter().flatten()).collect()
     }
 
     /// The account of the data, as it stands in the run folder and in `--json`.
@@ -216,11 +237,8 @@ impl Preparation {
             count(self.validation.len()),
             count(self.held_out.len())
         ));
-        if self.truncated() > 0 {
-            terminal.line(format!(
-                "  {} were cut to fit (retrieved text first, then context, never the answer)",
-                count(self.truncated())
-            ));
+        for line in self.truncations() {
+            terminal.line(format!("  {line}"));
         }
         if !self.left_out.is_empty() {
             terminal.line(format!("  {} left out:", count(self.left_out.len())));
@@ -235,16 +253,27 @@ impl Preparation {
             terminal.line(format!("  note: {} {}", count(noticed.count), noticed.what));
         }
         if let Some(example) = self.training.last() {
-            terminal.heading(format!("One example ({} tokens, {MARK}learned{MARK:#})", example.tokens.len()));
-            terminal.line(colored_sample(bench, example));
+            let learned =
+                if terminal.has_colours() { format!("{MARK}learned{MARK:#}") } else { format!("{OPEN}learned{CLOSE}") };
+            let (tokens, supervised) = (example.tokens.len(), example.supervised_tokens());
+            terminal.heading(format!("One example ({tokens} tokens, {supervised} {learned})"));
+            terminal.line(sample(bench, example, terminal.has_colours()));
         }
     }
 }
 
+/// Stand round learned tokens where there are no colours.
+const OPEN: &str = "⟦";
+const CLOSE: &str = "⟧";
+
 /// The decoded example; learned tokens stand out.
-fn colored_sample(bench: &Workbench, example: &Example) -> String {
+fn sample(bench: &Workbench, example: &Example, has_colours: bool) -> String {
     let mut text = String::new();
     for piece in data::example_preview(&bench.text, example) {
+        if !has_colours {
+            text.push_str(&if piece.supervised { format!("{OPEN}{}{CLOSE}", piece.text) } else { piece.text });
+            continue;
+        }
         let style = if piece.supervised { MARK } else { QUIET };
         for (index, line) in piece.text.split('\n').enumerate() {
             if index > 0 {

@@ -164,6 +164,11 @@ impl Terminal {
         !self.quiet && std::io::stderr().is_terminal()
     }
 
+    /// Whether text on standard output can have colours; without, marks must stand in for them.
+    pub fn has_colours(&self) -> bool {
+        anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never
+    }
+
     /// Characters in a line; 100 when standard output is no terminal.
     pub fn columns(&self) -> usize {
         let terminal = console::Term::stdout();
@@ -187,6 +192,15 @@ pub fn human_bytes(bytes: u64) -> String {
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
         b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
         b => format!("{b:.0} B"),
+    }
+}
+
+/// `4.5 kJ`, `1.2 MJ`.
+pub fn human_joules(joules: f64) -> String {
+    match joules {
+        j if j >= 1e6 => format!("{:.2} MJ", j / 1e6),
+        j if j >= 1e3 => format!("{:.1} kJ", j / 1e3),
+        j => format!("{j:.0} J"),
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use train::cost::{Basis, Estimate, Prediction};
 use train::{Control, RunEnd, RunFolder, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan};
 
 /// What a run folder remembers of where things came from, so that `--resume` and `eval --run` need no arguments.
@@ -201,8 +202,43 @@ pub fn show_plan(plan: &TrainPlan, terminal: &Terminal) {
     let parts: Vec<_> = largest.map(|item| format!("{} {}", item.name, human_bytes(item.bytes as u64))).collect();
     terminal.line(format!("  memory {}: {}", human_bytes(plan.memory_total_bytes as u64), parts.join(", ")));
     if let Some(cost) = &plan.cost {
-        terminal.line(format!("  time about {}", human_seconds(cost.time_s.value)));
+        for line in cost_lines(cost, plan.tokens_total) {
+            terminal.line(format!("  {line}"));
+        }
     }
+}
+
+/// Time and energy with their intervals, and where they come from.
+fn cost_lines(cost: &Prediction, tokens: u64) -> Vec<String> {
+    let range = |estimate: &Estimate, human: fn(f64) -> String| {
+        let value = human(estimate.value);
+        match estimate.interval {
+            Some([low, high]) => format!("{value} ({} to {} in 95 of 100 cases)", human(low), human(high)),
+            None => value,
+        }
+    };
+    let basis = match &cost.basis {
+        Basis::Runs { runs: 1, .. } => "from one earlier run of this model here".to_owned(),
+        Basis::Runs { runs, r, .. } => {
+            let fit = r.map(|r| format!(", r {r:.3}")).unwrap_or_default();
+            format!("from {runs} earlier runs of this model here{fit}")
+        }
+        Basis::OtherModels { runs } => format!("from {runs} runs of other models here: rough"),
+        Basis::Probe { steps, seconds } => format!("from {steps} steps timed just now, in {}", human_seconds(*seconds)),
+        Basis::Literature { device, .. } => format!("on {device}"),
+    };
+    let rate = tokens as f64 / cost.time_s.value;
+    let mut lines =
+        vec![format!("time {}, {rate:.0} tokens/s", range(&cost.time_s, human_seconds)), format!("  {basis}")];
+    if let Some(plateau) = cost.plateau.filter(|_| !matches!(cost.basis, Basis::Literature { .. })) {
+        let percent = 100.0 * plateau.level;
+        lines.push(format!("  long runs here slow down to {percent:.0} % of their first rate: counted in"));
+    }
+    lines.extend(cost.energy_j.map(|energy| format!("energy {}", range(&energy, human_joules))));
+    if let Basis::Literature { notes, .. } = &cost.basis {
+        lines.extend(notes.iter().map(|note| format!("  {note}")));
+    }
+    lines
 }
 
 /// `self_attn.q_proj` as `q_proj`.

@@ -52,4 +52,4 @@ pub use plan::{PlannedMemory, TrainPlan};
 pub use run_folder::{RunFolder, RunFolderError, RunStatus, RunSummary};
 pub use schedule::{Schedule, ScheduleKind};
 pub use state::{Progress, State, StateError, ValidationPoint};
-pub use train::{TrainInputs, plan, train};
+pub use train::{AtLength, TrainInputs, candidates, plan, train};

@@ -74,6 +74,11 @@ impl Trained {
 }
 
 impl TrainPlan {
+    /// Tokens of the whole run in training's: a token in validation, which is forward only, takes a third.
+    pub fn tokens_with_validation(&self) -> f64 {
+        self.tokens_total as f64 + (self.validations * self.validation_tokens) as f64 / 3.0
+    }
+
     /// Counts a run.
     pub(crate) fn count(
         examples: &[Example],

@@ -10,7 +10,7 @@ use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, StepOptions, Train
 
 use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
-use crate::cost::{self, CostHistory, Plateau, RunWork, Setting};
+use crate::cost::{self, Candidate, CostHistory, Plateau, Prediction, Predictor, RunWork, Setting};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::governor::{Governor, MissingSensor};
@@ -86,7 +86,7 @@ pub fn plan(
     config: &TrainConfig,
     costs: &CostHistory,
     may_probe: bool,
-) -> Result<TrainPlan, TrainError> {
+) -> Result<(TrainPlan, Predictor), TrainError> {
     let config = config.resolved(model.config())?;
     check_examples(examples, validation, &config)?;
     let spec = config.adapter_spec(model.config())?;
@@ -100,8 +100,73 @@ pub fn plan(
         true => Some(probe(&mut new_session(model, on, &spec, &config, options)?, examples, &work)?),
         false => None,
     };
-    plan.cost = cost::predict(costs, &setting, plan.work, probed.as_ref());
-    Ok(plan)
+    let predictor = Predictor { history: costs.clone(), setting, probe: probed };
+    plan.cost = predictor.predict(plan.work);
+    Ok((plan, predictor))
+}
+
+/// The examples of a run at one length.
+pub struct AtLength {
+    pub tokens_max: usize,
+    pub examples: Vec<Example>,
+    pub validation: Vec<Example>,
+}
+
+/// What cheaper settings than `config`, which is resolved, would take: fewer blocks adapted, fewer passes, and the
+/// lengths of `lengths`, the first of which is as asked. `predict` is given a configuration, its work and its tokens
+/// (validation counted as a third of training); `program_bytes` is what the process takes beside the session.
+pub fn candidates(
+    model: &Arc<Model>,
+    on: &AdapterStack,
+    config: &TrainConfig,
+    lengths: &[AtLength],
+    program_bytes: f64,
+    predict: &dyn Fn(&TrainConfig, f64, f64) -> Option<Prediction>,
+) -> Result<Vec<Candidate>, TrainError> {
+    let mut found = Vec::new();
+    let Some(asked) = lengths.first() else { return Ok(found) };
+    let blocks = config.adapter_spec(model.config())?.blocks.len();
+    let mut depths: Vec<usize> =
+        (1..=6).rev().map(|sixths| (model.config().blocks.len() * sixths / 6).max(1)).collect();
+    depths.retain(|&depth| depth < blocks);
+    depths.insert(0, blocks);
+    depths.dedup();
+    // A run of a fixed number of updates has no passes to leave out.
+    let passes: Vec<u64> =
+        if config.steps > 0 { vec![config.passes] } else { (1..=config.passes.min(12)).rev().collect() };
+    for length in lengths {
+        let AtLength { tokens_max, examples, validation } = length;
+        let cut = |example: &&Example| {
+            let before = asked.examples.iter().find(|other| other.record_id == example.record_id);
+            before.is_some_and(|before| before.tokens.len() > example.tokens.len())
+        };
+        let examples_cut = if *tokens_max == asked.tokens_max { 0 } else { examples.iter().filter(cut).count() };
+        for &depth in &depths {
+            let config = TrainConfig { adapted_blocks: depth as i64, tokens_max: *tokens_max, ..config.clone() };
+            let spec = config.adapter_spec(model.config())?;
+            let options = step_options(&config, longest(examples, validation));
+            let work = RunWork::count(model, &specs(on), &spec, options, examples, validation)?;
+            let memory = WorkCounter::new(Arc::clone(model), &specs(on), &spec, options)?.memory();
+            for &passes in &passes {
+                let config = TrainConfig { passes, ..config.clone() };
+                let trained = Trained::new(&spec, model.config());
+                let plan = TrainPlan::count(examples, validation, &config, trained, &memory.items, &work);
+                let cost = predict(&config, plan.work, plan.tokens_with_validation());
+                found.push(Candidate {
+                    adapted_blocks: depth,
+                    passes,
+                    tokens_max: *tokens_max,
+                    tokens_total: plan.tokens_total,
+                    examples_cut,
+                    tokens_kept: plan.tokens_per_pass as f64 / crate::plan::tokens(&asked.examples).max(1) as f64,
+                    time_s: cost.as_ref().map(|cost| cost.time_s),
+                    energy_j: cost.and_then(|cost| cost.energy_j),
+                    peak_bytes: plan.memory_total_bytes as f64 + program_bytes,
+                });
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// What a run is made from, once it is checked.

@@ -26,6 +26,7 @@ commands! {
     Demo = demo,
     Pull = pull,
     Import = import,
+    Plan = plan,
     Train = train,
     Eval = eval,
     Study = study,

@@ -4,13 +4,13 @@ use crate::acceptance::{self, Candidate};
 use crate::accepted;
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::governing::GoverningArguments;
-use crate::preparation::{self, HoldOut};
+use crate::preparation;
+use crate::recipe::{Prepared, Recipe};
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
-use crate::workbench::{self, AdapterBelow, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use crate::workbench::{self, AdapterBelow, Workbench};
 use std::path::{Path, PathBuf};
-use model::AdapterStack;
-use train::{PRESETS, RunEnd, RunFolder, Stage, TrainConfig};
+use train::{RunEnd, RunFolder};
 
 /// Train an adapter on a history.
 ///
@@ -32,12 +32,8 @@ use train::{PRESETS, RunEnd, RunFolder, Stage, TrainConfig};
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
-    /// GGUF file, Hugging Face or MLX folder, or the name of a pulled model
-    #[arg(long, required_unless_present_any = ["resume", "show_settings"])]
-    model: Option<String>,
-    /// The history: a JSON Lines file, or a folder of them
-    #[arg(long, required_unless_present_any = ["resume", "show_settings"], value_name = "FILE")]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    recipe: Recipe,
     /// Go on with the run in this folder; takes everything else from there (--model only says where it lies now)
     #[arg(long, value_name = "RUN", conflicts_with_all = [
         "on", "stage", "data", "output", "preset", "config", "settings", "dry_run", "hold_out", "user", "newest", "skip_bad_lines", "task",
@@ -47,45 +43,20 @@ pub struct Arguments {
     /// Folder of the run [default: runs/ and the history's name]
     #[arg(long, short, value_name = "RUN")]
     output: Option<PathBuf>,
-    /// Train on top of this adapter, which stays as it is (PEFT or MLX folder); may be repeated, bottom first
-    #[arg(long, value_name = "ADAPTER")]
-    on: Vec<PathBuf>,
-    /// user: one person's records; task: everybody's in the file, each with only the own earlier ones in the prompt
-    #[arg(long, value_parser = ["user", "task"], value_name = "STAGE")]
-    stage: Option<String>,
-    /// default (small histories, minutes on a laptop) or paper (the recipe of the study's Table 1)
-    #[arg(long, value_parser = PRESETS.map(|preset| preset.name))]
-    preset: Option<String>,
-    /// Settings from a TOML file; unknown keys are errors
-    #[arg(long, short, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// One setting, over preset and file; may be repeated (`selftune train --settings` lists them)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    settings: Vec<String>,
     /// Print all settings of the chosen preset, file and --set as TOML, and stop
     #[arg(long = "settings")]
     show_settings: bool,
-    /// Newest records that training never sees: a share below 1 (of a short history at least 8 records, at most a quarter), or a number
-    #[arg(long, default_value = "0.1", value_parser = HoldOut::parse, value_name = "SHARE")]
-    hold_out: HoldOut,
-    /// Worker threads [default: all processors]; changes no result
-    #[arg(long)]
-    threads: Option<usize>,
     /// Do not judge the adapter at the end, and do not use it: only train
     #[arg(long)]
     no_accept: bool,
     /// Name under which an accepted adapter is used (`--adapter NAME`) [default: the person, or the history's file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Print the plan and stop
+    /// Print the plan and stop, as `selftune plan` does
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     governing: GoverningArguments,
-    #[command(flatten)]
-    history: HistoryArguments,
-    #[command(flatten)]
-    reading: ReadingArguments,
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
@@ -95,75 +66,42 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if let Some(name) = arguments.name.as_ref().filter(|name| !accepted::is_name(name)) {
         return Err(Failure::usage(format!("--name {name:?}: expected letters, digits, '-', '_' and '.'")));
     }
-    let config = configuration(&arguments)?;
+    let mut config = arguments.recipe.configuration()?;
+    arguments.governing.apply(&mut config);
+    config.validate().bad_input("settings")?;
     if arguments.show_settings {
         terminal.line(config.to_toml().trim_end());
         terminal.json(&serde_json::json!({"settings": config}));
         return Ok(ExitStatus::Done);
     }
-    let (Some(model), Some(data)) = (&arguments.model, &arguments.data) else {
-        return Err(Failure::usage("--model and --data are needed"));
-    };
-    let mut history_choice = HistoryChoice::new(data, &arguments.history);
-    history_choice.everybody = config.stage == Stage::Task;
-    if history_choice.everybody && history_choice.user.is_some() {
-        return Err(Failure::usage("--stage task learns from everybody's records: leave --user out"));
-    }
-    let history = history_choice.read()?;
-    if history_choice.everybody && history.users().len() < 2 {
-        terminal.warning("all records are one person's: what the adapter learns is the person, not the task alone");
-    }
-    let model_choice = ModelChoice::new(model, &arguments.reading)?;
-    let bench = Workbench::open(&model_choice, arguments.reading.no_cache, terminal)?;
-    let config = config.resolved(bench.model.config()).bad_input("settings")?;
-    let on = bench.adapters(&arguments.on)?;
-    workbench::show_stack(on.entries(), terminal);
-    let preparation = preparation::prepare(&bench, &history, &config, arguments.hold_out)?;
-    preparation.show(&bench, &history_choice, terminal);
+    let recipe = &arguments.recipe;
+    let prepared = recipe.prepare(config, terminal)?;
     if arguments.dry_run {
-        return dry_run(&bench, &on, &preparation, &config, terminal);
+        return super::plan::show(&prepared, &super::plan::Asked::default(), terminal);
     }
+    let Prepared { history_choice, history, model_choice, bench, config, on, hold_out, preparation } = prepared;
     let inputs = RunInputs {
         model: model_choice,
         model_name: bench.model_name.clone(),
-        on: AdapterBelow::list(&arguments.on, &on),
+        on: AdapterBelow::list(&recipe.on, &on),
         history: history_choice,
-        hold_out: arguments.hold_out,
+        hold_out,
         history_hash: history.source_hash.clone(),
         data: preparation.account(),
     };
     let path = match &arguments.output {
         Some(path) => path.clone(),
-        None => free_run_path(data)?,
+        None => free_run_path(recipe.data.as_deref().unwrap_or(Path::new("run")))?,
     };
     let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
     let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, false, terminal)?;
     conclude(&arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
 
-/// Preset, file, settings and flags, in this order.
-fn configuration(arguments: &Arguments) -> Result<TrainConfig, Failure> {
-    let file = match &arguments.config {
-        None => None,
-        Some(path) => {
-            let text = std::fs::read_to_string(path).bad_input(format!("cannot read the settings {}", path.display()))?;
-            Some((text, path.display().to_string()))
-        }
-    };
-    let file = file.as_ref().map(|(text, name)| (text.as_str(), name.as_str()));
-    let mut settings = arguments.settings.clone();
-    settings.extend(arguments.stage.iter().map(|stage| format!("stage={stage}")));
-    settings.extend(arguments.threads.map(|threads| format!("threads={threads}")));
-    let mut config = TrainConfig::load(arguments.preset.as_deref(), file, &settings).bad_input("settings")?;
-    arguments.governing.apply(&mut config);
-    config.validate().bad_input("settings")?;
-    Ok(config)
-}
-
 fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let run = RunFolder::open(path).bad_input("cannot resume")?;
     let mut inputs = RunInputs::of(&run)?;
-    inputs.model.relocate(arguments.model.as_deref())?;
+    inputs.model.relocate(arguments.recipe.model.as_deref())?;
     let mut config = run.config().bad_input("cannot resume")?.ok_or_else(|| {
         Failure::input(format!(
             "{} has no config.json: if it holds nothing else, begin it anew with `selftune train --output {0} ...`; \
@@ -171,13 +109,13 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
             path.display()
         ))
     })?;
-    if let Some(threads) = arguments.threads {
+    if let Some(threads) = arguments.recipe.threads {
         config.threads = threads;
     }
     arguments.governing.apply(&mut config);
     config.validate().bad_input("settings")?;
     let history = inputs.history.read()?;
-    let bench = Workbench::open(&inputs.model, arguments.reading.no_cache, terminal)?;
+    let bench = Workbench::open(&inputs.model, arguments.recipe.reading.no_cache, terminal)?;
     let on = bench.adapters_below(&inputs.on)?;
     workbench::show_stack(on.entries(), terminal);
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;

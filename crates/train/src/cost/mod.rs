@@ -12,12 +12,14 @@ pub mod meter;
 pub mod plateau;
 pub mod prediction;
 pub mod profiles;
+pub mod search;
 pub mod work;
 
 pub use fit::Fit;
 pub use history::{CostFileError, CostHistory, Measurement, Setting};
 pub use meter::Meter;
 pub use plateau::Plateau;
-pub use prediction::{Basis, Comparison, Estimate, Prediction, ProbeMeasurement, predict};
+pub use prediction::{Basis, Comparison, Estimate, Prediction, Predictor, ProbeMeasurement, predict};
 pub use profiles::{DEVICE_PROFILES, DeviceProfile};
+pub use search::{Candidate, Limits, Ranked, rank};
 pub use work::RunWork;

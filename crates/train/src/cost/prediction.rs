@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::fit::{Fit, Point, Predicted};
+use crate::cost::fit::{Fit, Point, Predicted, RUN_START_S};
 use crate::cost::history::{CostHistory, Measurement, Setting};
 use crate::cost::plateau::Plateau;
 
@@ -13,6 +13,8 @@ const SCATTER_SAME_MODEL: f64 = 0.05;
 const SCATTER_PROBE: f64 = 0.08;
 /// The same for runs of another model, whose matrices suit the kernels better or worse.
 const SCATTER_OTHER_MODEL: f64 = 0.25;
+/// Timed steps have no start, give or take so many seconds.
+const PROBE_START_S: f64 = 0.05;
 /// More runs than this add nothing; the newest count.
 const RUNS_MAX: usize = 32;
 
@@ -68,6 +70,20 @@ pub struct ProbeMeasurement {
     pub seconds_in_all: f64,
 }
 
+/// Everything that predictions for one model and setting are made from.
+#[derive(Clone, Debug)]
+pub struct Predictor {
+    pub history: CostHistory,
+    pub setting: Setting,
+    pub probe: Option<ProbeMeasurement>,
+}
+
+impl Predictor {
+    pub fn predict(&self, work: f64) -> Option<Prediction> {
+        predict(&self.history, &self.setting, work, self.probe.as_ref())
+    }
+}
+
 /// What `work` will take in this setting. From runs of the same model, else from the probe, else from runs of other
 /// models; `None` without any of them.
 pub fn predict(
@@ -100,8 +116,9 @@ pub fn predict(
         }
         (_, Some(probe)) => {
             let point = |seconds: f64| [Point { work: probe.work, seconds }];
-            let time = Fit::new(&point(plateau.settled_seconds(probe.seconds)), SCATTER_PROBE)?;
-            let processor = probe.processor_seconds.and_then(|seconds| Fit::new(&point(seconds), SCATTER_PROBE));
+            let time = Fit::new(&point(plateau.settled_seconds(probe.seconds)), SCATTER_PROBE, PROBE_START_S)?;
+            let processor =
+                probe.processor_seconds.and_then(|seconds| Fit::new(&point(seconds), SCATTER_PROBE, PROBE_START_S));
             (time, processor, Basis::Probe { steps: probe.steps, seconds: probe.seconds_in_all })
         }
         (true, None) => {
@@ -134,7 +151,7 @@ fn line(
         Some(Point { work: run.work, seconds })
     };
     let points: Vec<Point> = runs.iter().filter_map(point).collect();
-    Fit::new(&points, scatter)
+    Fit::new(&points, scatter, RUN_START_S)
 }
 
 /// Watts over the runs that know their energy: mean and the scatter of single runs. Power hardly depends on what is
