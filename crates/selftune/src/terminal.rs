@@ -195,15 +195,6 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// `4.5 kJ`, `1.2 MJ`.
-pub fn human_joules(joules: f64) -> String {
-    match joules {
-        j if j >= 1e6 => format!("{:.2} MJ", j / 1e6),
-        j if j >= 1e3 => format!("{:.1} kJ", j / 1e3),
-        j => format!("{j:.0} J"),
-    }
-}
-
 /// `45 s`, `3 min 20 s`, `2 h 05 min`.
 pub fn human_seconds(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
