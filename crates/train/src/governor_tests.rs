@@ -15,6 +15,8 @@ use serde_json::Value;
 
 use crate::adapter_file::AdapterNotes;
 use crate::config::TrainConfig;
+use crate::cost::RunWork;
+use crate::cost::history::tests::setting;
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::fake::{Fake, KINDS, example};
@@ -112,7 +114,8 @@ fn run(
         Err(_) => RunFolder::create(folder, Value::Null)?,
     };
     let trained = Trained { targets: vec!["values".to_owned()], blocks: 0..1, matrices: 1, parameters: KINDS };
-    let plan = TrainPlan::count(&examples, &validation, config, trained, &[]);
+    let plan =
+        TrainPlan::count(&examples, &validation, config, trained, &[], &RunWork::of_tokens(&examples, &validation));
     let begin = Begin {
         examples: &examples,
         validation: &validation,
@@ -120,6 +123,9 @@ fn run(
         base: "base".to_owned(),
         base_name: "fake".to_owned(),
         stack: &[],
+        work: RunWork::of_tokens(&examples, &validation),
+        setting: setting("fake"),
+        cost_file: None,
     };
     let learner = Working { fake: Fake::default(), device: device.clone() };
     train_learner(learner, begin, plan, &folder, true, &mut device.clone(), observer)
@@ -334,7 +340,7 @@ fn needed_sensors_that_are_missing_are_named_before_anything_begins() {
         let folder = RunFolder::create(&path, Value::Null).unwrap();
         let examples = [example(0, 9)];
         let trained = Trained { targets: Vec::new(), blocks: 0..1, matrices: 1, parameters: KINDS };
-        let plan = TrainPlan::count(&examples, &[], &config, trained, &[]);
+        let plan = TrainPlan::count(&examples, &[], &config, trained, &[], &RunWork::of_tokens(&examples, &[]));
         let begin = Begin {
             examples: &examples,
             validation: &[],
@@ -342,6 +348,9 @@ fn needed_sensors_that_are_missing_are_named_before_anything_begins() {
             base: String::new(),
             base_name: String::new(),
             stack: &[],
+            work: RunWork::of_tokens(&examples, &[]),
+            setting: setting("fake"),
+            cost_file: None,
         };
         let mut sensors = device::NoSensors::default();
         let error =

@@ -6,6 +6,7 @@ mod commands;
 mod hub;
 mod imports;
 mod merging;
+mod plan;
 mod real_model;
 mod stages;
 mod study;
