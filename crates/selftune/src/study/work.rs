@@ -128,6 +128,8 @@ impl Scene {
             config: &config,
             run: &run,
             resume: true,
+            // Many small runs side by side: what they cost says nothing about a run alone.
+            cost_file: None,
         };
         let mut observer = |_: &train::TrainEvent| if stop_asked() { Control::Stop } else { Control::Continue };
         // The machine's counters would count every worker's energy for each of them.
