@@ -52,8 +52,7 @@ impl Terminal {
         Self { json: arguments.json, quiet: arguments.quiet, output_error: Mutex::new(None) }
     }
 
-    /// Says nothing: for tests.
-    #[cfg(test)]
+    /// Says nothing.
     pub fn silent() -> Self {
         Self { json: false, quiet: true, output_error: Mutex::new(None) }
     }

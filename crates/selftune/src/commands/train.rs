@@ -9,8 +9,9 @@ use crate::recipe::{Prepared, Recipe};
 use crate::terminal::Terminal;
 use crate::training::{self, RunInputs};
 use crate::workbench::{self, AdapterBelow, Workbench};
+use model::AdapterStack;
 use std::path::{Path, PathBuf};
-use train::{RunEnd, RunFolder};
+use train::{RunEnd, RunFolder, TrainConfig};
 
 /// Train an adapter on a history.
 ///
@@ -177,19 +178,6 @@ fn judge(arguments: &Arguments, trained: &Trained, terminal: &Terminal) -> Resul
     }
     let on_folders = inputs.on.iter().map(|below| below.path.clone()).collect();
     acceptance::conclude(&Candidate { bench, on, on_folders, run, preparation, config, name }, terminal)
-}
-
-fn dry_run(
-    bench: &Workbench,
-    on: &AdapterStack,
-    preparation: &preparation::Preparation,
-    config: &TrainConfig,
-    terminal: &Terminal,
-) -> Outcome {
-    let plan = train::plan(&bench.model, on, &preparation.training, &preparation.validation, config, &Default::default(), true).bad_input("cannot plan")?;
-    training::show_plan(&plan, terminal);
-    terminal.json(&serde_json::json!({"plan": plan, "data": preparation.account()}));
-    Ok(ExitStatus::Done)
 }
 
 /// `runs/NAME`, or the first free `runs/NAME-2`, `runs/NAME-3`, ...
