@@ -115,9 +115,11 @@ impl Model {
     pub fn weights_bytes(&self) -> usize {
         self.weights_bytes
     }
-    /// How much of [`Self::weights_bytes`] lies in mapped files. The system can drop it and read it again.
+    /// How much of [`Self::weights_bytes`] lies in mapped files. The system can drop it and read it again. Matrices
+    /// that are only planned count as mapped.
     pub fn mapped_bytes(&self) -> usize {
-        self.matrices().filter(|matrix| matrix.is_mapped()).map(matrix_bytes).sum()
+        let is_mapped = |matrix: &&PackedMatrix| matrix.is_mapped() || matrix.bytes().is_empty();
+        self.matrices().filter(is_mapped).map(matrix_bytes).sum()
     }
     /// All weights, in memory and mapped.
     pub fn resident_bytes(&self) -> ResidentBytes {

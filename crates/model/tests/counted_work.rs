@@ -178,7 +178,7 @@ fn counted_beforehand_is_what_a_session_computes() {
             let mut session = tiny::session(&model, &adapter, options);
             for length in [4, 17, 29] {
                 let (tokens, mask) = tiny::text(length);
-                let mut done = |session: &mut model::TrainingSession, trains: bool| {
+                let done = |session: &mut model::TrainingSession, trains: bool| {
                     session.reset_counters();
                     match trains {
                         true => session.step(&tokens, &mask, 1.0, 0).map(drop),

@@ -296,3 +296,50 @@ fn shares_of_necessary_work_follow_the_formulas() {
     assert_eq!((all.macs, all.macs_full), (shares.macs_full, shares.macs_full));
     assert!(shares.macs < shares.macs_full / 2);
 }
+
+/// Planned peaks in bytes, resident and streamed, of rank 8 on q and v of all blocks at 1024 tokens.
+fn planned_peaks(config: serde_json::Value, budgets: [u64; 2]) -> [PlannedStep; 2] {
+    let config = ModelConfig::from_json(&config).expect("a valid configuration");
+    let blocks = config.blocks.len();
+    let model =
+        Arc::new(synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::Planned).expect("a model"));
+    let spec = AdapterSpec { rank: 8, ..tiny::spec(&[Projection::Query, Projection::Value], 0..blocks) };
+    // What a training process takes besides, as measured with the real tokenizer of SmolLM2.
+    let program = ResidentBytes { anonymous_bytes: 60 << 20, mapped_bytes: 12 << 20 };
+    budgets.map(|budget| {
+        let request = PlanRequest {
+            ops: OpsOptions { threads: 2, ..ops() },
+            budget_bytes: Some(budget),
+            program,
+            ..PlanRequest::new(&spec, 1024)
+        };
+        plan_step(&model, &request).expect("a plan within the budget")
+    })
+}
+
+#[test]
+fn large_models_fit_the_memory_that_was_promised() {
+    let smollm3 = json!({
+        "model_type": "smollm3", "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 11_008,
+        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 65_536, "rope_theta": 5e6, "hidden_act": "silu", "tie_word_embeddings": true,
+        "no_rope_layer_interval": 4,
+    });
+    let qwen3 = json!({
+        "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 40_960, "rope_theta": 1e6, "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    });
+    for (name, config, budgets) in
+        [("SmolLM3-3B", smollm3, [2_300_000_000, 1_000_000_000]), ("Qwen3-8B", qwen3, [5_600_000_000, 1_600_000_000])]
+    {
+        let [resident, streamed] = planned_peaks(config, budgets);
+        for planned in [&resident, &streamed] {
+            println!("{name}: {:.3} GB, {}", planned.peak.total() as f64 / 1e9, planned.options.memory);
+            assert_eq!(planned.options.memory.checkpoint_blocks, 1, "{name}: no block runs more than twice");
+        }
+        assert_eq!(resident.options.memory.weights, WeightsPlace::Resident, "{name}");
+        assert_eq!(streamed.options.memory.weights, WeightsPlace::Streamed, "{name}");
+    }
+}

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, InputError};
 use crate::preparation::{self, HoldOut, Preparation};
 use crate::terminal::Terminal;
-use crate::workbench::{self, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, Workbench};
+use crate::workbench::{self, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, THREADS_MAX, Workbench};
 use data::History;
 use model::AdapterStack;
 use std::path::PathBuf;
@@ -35,13 +35,18 @@ pub struct Recipe {
     /// Newest records that training never sees: a share below 1 (of a short history at least 8 records, at most a quarter), or a number
     #[arg(long, default_value = "0.1", value_parser = HoldOut::parse, value_name = "SHARE")]
     pub hold_out: HoldOut,
-    /// Worker threads [default: all processors]; changes no result
-    #[arg(long)]
+    /// Worker threads, 1 to 1024 [default: the physical cores]; changes no result
+    #[arg(long, value_parser = threads)]
     pub threads: Option<usize>,
     #[command(flatten)]
     pub history: HistoryArguments,
     #[command(flatten)]
     pub reading: ReadingArguments,
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let known = format!("expected 1 to {THREADS_MAX}; this machine has {} physical cores", kernels::physical_cores());
+    text.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads)).ok_or(known)
 }
 
 /// Everything that a run is made from.

@@ -200,7 +200,22 @@ pub fn show_plan(plan: &TrainPlan, terminal: &Terminal) {
     ));
     let largest = plan.memory.iter().filter(|item| item.bytes >= plan.memory_total_bytes / 50);
     let parts: Vec<_> = largest.map(|item| format!("{} {}", item.name, human_bytes(item.bytes as u64))).collect();
-    terminal.line(format!("  memory {}: {}", human_bytes(plan.memory_total_bytes as u64), parts.join(", ")));
+    terminal.line(format!(
+        "  memory at most {} ({} of it mapped, which the system may drop): {}",
+        human_bytes(plan.memory_total_bytes as u64),
+        human_bytes(plan.memory_peak.mapped_bytes),
+        parts.join(", ")
+    ));
+    terminal.line(format!("  {}", plan.memory_choice));
+    let work = &plan.step_work;
+    let full_share = 100.0 * work.macs as f64 / work.macs_full.max(1) as f64;
+    terminal.line(format!(
+        "  {:.1} G multiply-adds for the longest example, {full_share:.0} % of a step that leaves nothing out:",
+        work.macs as f64 / 1e9
+    ));
+    for saving in work.savings.iter().filter(|saving| saving.share >= 0.005) {
+        terminal.line(format!("    {} saves {:.0} %", saving.name, 100.0 * saving.share));
+    }
     if let Some(cost) = &plan.cost {
         for line in cost_lines(cost, plan.tokens_total) {
             terminal.line(format!("  {line}"));
@@ -340,7 +355,7 @@ pub fn report_inputs<'a>(run: &RunFolder, inputs: &RunInputs, who: &str) -> Resu
                 measured: outcome.map(|outcome| human_count(outcome.tokens)),
             },
             Cost {
-                name: "Memory (planned: tensors; measured: whole process)".into(),
+                name: "Memory of the process".into(),
                 planned: Some(human_bytes(plan.memory_total_bytes as u64)),
                 measured: peak_memory(run)?.map(human_bytes),
             },

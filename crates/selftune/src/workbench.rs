@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// More threads than this are a slip of the keyboard.
-const THREADS_MAX: usize = 1024;
+pub const THREADS_MAX: usize = 1024;
 
 /// How a model is read.
 #[derive(clap::Args, Clone, Debug)]
@@ -34,7 +34,7 @@ use clap::builder::TypedValueParser;
 /// What the products run on.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ComputeArguments {
-    /// Worker threads [default: all processors]
+    /// Worker threads, 1 to 1024 [default: the physical cores]
     #[arg(long)]
     pub threads: Option<usize>,
     /// Precision of activations inside the products with frozen weights: a16 (error under 2e-4), exact, or a8 (fast, error about 1e-2)
@@ -50,7 +50,10 @@ impl ComputeArguments {
         let defaults = OpsOptions::default();
         let threads = self.threads.unwrap_or(defaults.threads);
         if !(1..=THREADS_MAX).contains(&threads) {
-            return Err(Failure::usage(format!("--threads {threads}: expected 1 to {THREADS_MAX}")));
+            let cores = kernels::physical_cores();
+            let message =
+                format!("--threads {threads}: expected 1 to {THREADS_MAX}; this machine has {cores} physical cores");
+            return Err(Failure::usage(message));
         }
         let isa = match &self.isa {
             None => defaults.isa,

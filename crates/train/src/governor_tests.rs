@@ -114,8 +114,7 @@ fn run(
         Err(_) => RunFolder::create(folder, Value::Null)?,
     };
     let trained = Trained { targets: vec!["values".to_owned()], blocks: 0..1, matrices: 1, parameters: KINDS };
-    let plan =
-        TrainPlan::count(&examples, &validation, config, trained, &[], &RunWork::of_tokens(&examples, &validation));
+    let plan = TrainPlan::count(&examples, &validation, config, trained, &RunWork::of_tokens(&examples, &validation));
     let begin = Begin {
         examples: &examples,
         validation: &validation,
@@ -340,7 +339,7 @@ fn needed_sensors_that_are_missing_are_named_before_anything_begins() {
         let folder = RunFolder::create(&path, Value::Null).unwrap();
         let examples = [example(0, 9)];
         let trained = Trained { targets: Vec::new(), blocks: 0..1, matrices: 1, parameters: KINDS };
-        let plan = TrainPlan::count(&examples, &[], &config, trained, &[], &RunWork::of_tokens(&examples, &[]));
+        let plan = TrainPlan::count(&examples, &[], &config, trained, &RunWork::of_tokens(&examples, &[]));
         let begin = Begin {
             examples: &examples,
             validation: &[],

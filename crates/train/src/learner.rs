@@ -6,9 +6,10 @@ use std::path::Path;
 use data::Example;
 use formats::FormatError;
 use kernels::AdamWParameters;
-use model::{ModelError, TrainingSession};
+use model::{ModelError, Prefix, TrainingSession};
 
 use crate::adapter_file::{AdapterNotes, write_adapter};
+use crate::kept_prefix::{KeptPrefixes, PrefixKey};
 
 pub(crate) trait Learner {
     /// Forward and backward of one example; adds `gradient_scale` times the gradient of its summed loss to the
@@ -27,42 +28,95 @@ pub(crate) trait Learner {
     /// First and second moments, laid out as the parameters.
     fn moments(&self) -> (Vec<f32>, Vec<f32>);
     fn restore(&mut self, parameters: &[f32], first: &[f32], second: &[f32]) -> Result<(), ModelError>;
+    /// From now on what does not change between the visits of an example may be kept in `folder`.
+    fn keep_prefixes_in(&mut self, _folder: &Path) {}
+    /// What the user should know of what happened since the last call.
+    fn take_notices(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+    /// The run is over: nothing that was kept for its sake is needed again.
+    fn forget_prefixes(&mut self) {}
     /// Writes the adapter as it is into `folder`, replacing one that is there at once.
     fn write_adapter(&self, folder: &Path, notes: &AdapterNotes) -> Result<(), FormatError>;
 }
 
-impl Learner for TrainingSession {
+/// A model's session, with the outputs of its frozen prefix kept between visits where that was asked for.
+pub(crate) struct SessionLearner {
+    session: TrainingSession,
+    key: Option<PrefixKey>,
+    kept: Option<KeptPrefixes>,
+}
+
+impl SessionLearner {
+    /// With a key prefixes are kept once a folder is named.
+    pub(crate) fn new(session: TrainingSession, key: Option<PrefixKey>) -> Self {
+        Self { session, key, kept: None }
+    }
+
+    /// Runs `pass` from the kept prefix of `example`, or from its tokens and keeps the prefix.
+    fn with_prefix<T>(
+        &mut self,
+        example: &Example,
+        pass: impl FnOnce(&mut TrainingSession, Prefix) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let Self { session, kept, .. } = self;
+        let Some(kept) = kept else { return pass(session, Prefix::Computed) };
+        let values = session.prefix_values(&example.tokens, &example.loss_mask)?;
+        if kept.read(example, values) {
+            return pass(session, Prefix::Given(kept.values()));
+        }
+        pass(session, Prefix::Observed(&mut |values| kept.write(example, values)))
+    }
+}
+
+impl Learner for SessionLearner {
     fn learn(&mut self, example: &Example, gradient_scale: f32, dropout_seed: u64) -> Result<f64, ModelError> {
-        Ok(self.step(&example.tokens, &example.loss_mask, gradient_scale, dropout_seed)?.loss_sum)
+        let Example { tokens, loss_mask, .. } = example;
+        self.with_prefix(example, |session, prefix| {
+            Ok(session.step_from(prefix, tokens, loss_mask, gradient_scale, dropout_seed)?.loss_sum)
+        })
     }
     fn loss(&mut self, example: &Example) -> Result<f64, ModelError> {
-        Ok(TrainingSession::loss(self, &example.tokens, &example.loss_mask)?.loss_sum)
+        self.with_prefix(example, |session, prefix| {
+            Ok(session.loss_from(prefix, &example.tokens, &example.loss_mask)?.loss_sum)
+        })
+    }
+    fn keep_prefixes_in(&mut self, folder: &Path) {
+        self.kept = self.key.take().map(|key| KeptPrefixes::new(folder, key));
+    }
+    fn take_notices(&mut self) -> Vec<String> {
+        self.kept.as_mut().map(KeptPrefixes::take_notices).unwrap_or_default()
+    }
+    fn forget_prefixes(&mut self) {
+        if let Some(kept) = self.kept.take() {
+            kept.remove();
+        }
     }
     fn gradient_norm(&mut self) -> f64 {
-        TrainingSession::gradient_norm(self)
+        self.session.gradient_norm()
     }
     fn matrices_without_gradient(&self) -> Vec<String> {
-        let gradients = self.gradients();
+        let gradients = self.session.gradients();
         let outer = gradients.iter().filter(|gradient| gradient.name.ends_with("lora_B"));
         outer.filter(|b| b.values.iter().all(|&value| value == 0.0)).map(|b| b.name.clone()).collect()
     }
     fn update(&mut self, parameters: &AdamWParameters) {
-        TrainingSession::update(self, parameters);
+        self.session.update(parameters);
     }
     fn zero_gradients(&mut self) {
-        TrainingSession::zero_gradients(self);
+        self.session.zero_gradients();
     }
     fn parameters(&self) -> Vec<f32> {
-        TrainingSession::parameters(self).to_vec()
+        self.session.parameters().to_vec()
     }
     fn moments(&self) -> (Vec<f32>, Vec<f32>) {
-        self.optimizer_moments()
+        self.session.optimizer_moments()
     }
     fn restore(&mut self, parameters: &[f32], first: &[f32], second: &[f32]) -> Result<(), ModelError> {
-        self.set_parameters(parameters)?;
-        self.set_optimizer_moments(first, second)
+        self.session.set_parameters(parameters)?;
+        self.session.set_optimizer_moments(first, second)
     }
     fn write_adapter(&self, folder: &Path, notes: &AdapterNotes) -> Result<(), FormatError> {
-        write_adapter(folder, self, notes)
+        write_adapter(folder, &self.session, notes)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use data::Example;
-use model::{AdapterSpec, ModelConfig};
+use model::{AdapterSpec, ModelConfig, PlannedStep, ResidentBytes, WorkShare, WorkShares};
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
@@ -34,8 +34,15 @@ pub struct TrainPlan {
     pub adapted_blocks: [usize; 2],
     pub trained_matrices: usize,
     pub adapter_parameters: usize,
+    /// What is kept and what is run again, in words.
+    pub memory_choice: String,
     pub memory: Vec<PlannedMemory>,
     pub memory_total_bytes: usize,
+    /// The most that the whole process has in physical memory.
+    pub memory_peak: PlannedPeak,
+    /// Multiply-adds of the longest example with as many targets as the average one.
+    #[serde(default)]
+    pub step_work: PlannedWork,
     /// A saved state on disk; two are kept, and a third while saving.
     pub state_bytes: usize,
     /// Work of the whole run, validations included: see [`crate::cost::RunWork`].
@@ -51,6 +58,34 @@ pub struct TrainPlan {
 pub struct PlannedMemory {
     pub name: String,
     pub bytes: usize,
+}
+
+/// Parts of the physical memory of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedPeak {
+    /// What only this process can give back.
+    pub anonymous_bytes: u64,
+    /// Pages of mapped files, which the system may drop and read again.
+    pub mapped_bytes: u64,
+}
+
+/// Multiply-adds of one step, and what leaving out unnecessary work saves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlannedWork {
+    pub macs: u64,
+    /// Without any of the savings.
+    pub macs_full: u64,
+    pub savings: Vec<PlannedSaving>,
+}
+
+/// One saving.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedSaving {
+    pub name: String,
+    /// Multiply-adds of the step without this saving, all others in place.
+    pub macs_without: u64,
+    /// The part of those that is saved.
+    pub share: f64,
 }
 
 /// What an adapter consists of.
@@ -85,7 +120,6 @@ impl TrainPlan {
         validation: &[Example],
         config: &TrainConfig,
         trained: Trained,
-        memory: &[(&str, usize)],
         work: &RunWork,
     ) -> TrainPlan {
         let order = DataOrder::new(config.seed, examples.len(), config.accumulation);
@@ -107,12 +141,40 @@ impl TrainPlan {
             adapted_blocks: [trained.blocks.start, trained.blocks.end],
             trained_matrices: trained.matrices,
             adapter_parameters: trained.parameters,
-            memory: memory.iter().map(|&(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect(),
-            memory_total_bytes: memory.iter().map(|(_, bytes)| bytes).sum(),
+            memory_choice: String::new(),
+            memory: Vec::new(),
+            memory_total_bytes: 0,
+            memory_peak: PlannedPeak::default(),
+            step_work: PlannedWork::default(),
             state_bytes: 3 * size_of::<f32>() * trained.parameters,
             work: work.total(&order, updates, validations),
             cost: None,
         }
+    }
+
+    /// Adds what a session takes, and what the process takes besides.
+    pub(crate) fn set_memory(&mut self, planned: &PlannedStep, program: ResidentBytes) {
+        let mut items = planned.plan.items.clone();
+        items.push(("program, text and saving", program.total() as usize));
+        let total = planned.peak.total() as usize;
+        let sum: usize = items.iter().map(|(_, bytes)| bytes).sum();
+        items.push(("rounding to pages, threads", total - sum));
+        self.memory = items.into_iter().map(|(name, bytes)| PlannedMemory { name: name.to_owned(), bytes }).collect();
+        self.memory_total_bytes = total;
+        let ResidentBytes { anonymous_bytes, mapped_bytes } = planned.peak;
+        self.memory_peak = PlannedPeak { anonymous_bytes, mapped_bytes };
+        self.memory_choice = planned.options.memory.to_string();
+    }
+
+    /// Adds the multiply-adds of a step.
+    pub(crate) fn set_work(&mut self, shares: &WorkShares) {
+        let saving = |share: &WorkShare| PlannedSaving {
+            name: share.item.to_owned(),
+            macs_without: share.macs_without,
+            share: 1.0 - shares.macs as f64 / share.macs_without.max(1) as f64,
+        };
+        let savings = shares.items.iter().map(saving).collect();
+        self.step_work = PlannedWork { macs: shares.macs, macs_full: shares.macs_full, savings };
     }
 }
 

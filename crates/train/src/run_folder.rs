@@ -11,6 +11,7 @@
 //! | `adapter/best`, `adapter/last` | adapters in PEFT layout |
 //! | `hold.json` | while the run is on hold: what it waits for and since when |
 //! | `summary.json` | how the run ended |
+//! | `prefix/` | outputs of the frozen blocks below the adapter, by example, while the run lasts |
 //! | `lock` | held by the process that trains |
 
 use std::fs::{File, TryLockError};
@@ -198,6 +199,10 @@ impl RunFolder {
     }
     pub fn metrics_path(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
+    }
+    /// What the frozen blocks below the adapter made of each example, while the run lasts.
+    pub(crate) fn prefix_folder(&self) -> PathBuf {
+        self.path.join("prefix")
     }
     pub(crate) fn state_folder(&self) -> PathBuf {
         self.path.join("state")

@@ -80,7 +80,6 @@ impl Setup {
             &self.validation,
             &self.config,
             Trained { targets: vec!["values".to_owned()], blocks: 0..1, matrices: 1, parameters: KINDS },
-            &[],
             &RunWork::of_tokens(&self.examples, &self.validation),
         )
     }

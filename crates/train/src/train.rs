@@ -6,7 +6,7 @@ use std::sync::Arc;
 use data::Example;
 use device::Sensors;
 use formats::adapter::StackEntry;
-use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, StepOptions, TrainingSession, WorkCounter};
+use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, ModelError, PlannedStep, StepOptions, TrainingSession};
 
 use crate::adapter_file::{AdapterNotes, Receipt};
 use crate::config::TrainConfig;
@@ -15,7 +15,9 @@ use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::governor::{Governor, MissingSensor};
 use crate::hash::{example_hash, list_hash};
-use crate::learner::Learner;
+use crate::kept_prefix::PrefixKey;
+use crate::learner::{Learner, SessionLearner};
+use crate::memory::planned_step;
 use crate::monitor::Monitor;
 use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
@@ -54,14 +56,16 @@ pub fn train(
     sensors: &mut dyn Sensors,
     observer: &mut dyn FnMut(&TrainEvent) -> Control,
 ) -> Result<TrainOutcome, TrainError> {
-    let config = inputs.config.resolved(inputs.model.config())?;
-    check_examples(inputs.examples, inputs.validation, &config)?;
-    let spec = config.adapter_spec(inputs.model.config())?;
-    let options = step_options(&config, longest(inputs.examples, inputs.validation));
+    let Prepared { config, spec, planned, work, plan } =
+        Prepared::new(&inputs.model, inputs.on, inputs.examples, inputs.validation, inputs.config)?;
+    let options = planned.options;
     let session = new_session(&inputs.model, inputs.on, &spec, &config, options)?;
-    let work = RunWork::count(&inputs.model, &specs(inputs.on), &spec, options, inputs.examples, inputs.validation)?;
-    let trained = Trained::new(&spec, inputs.model.config());
-    let plan = TrainPlan::count(inputs.examples, inputs.validation, &config, trained, &session.plan().items, &work);
+    let is_visited_again = plan.tokens_total > plan.tokens_per_pass;
+    let prefixes = (config.kept_prefix && session.prefix_blocks() > 0 && is_visited_again).then(|| {
+        let stack = format!("{:?}", inputs.on.entries());
+        PrefixKey::new(&[inputs.model.content_hash(), &stack, config.precision.name()], session.prefix_blocks())
+    });
+    let learner = SessionLearner::new(session, prefixes);
     let begin = Begin {
         examples: inputs.examples,
         validation: inputs.validation,
@@ -73,7 +77,7 @@ pub fn train(
         setting: setting(&options, inputs.model.content_hash()),
         cost_file: inputs.cost_file,
     };
-    train_learner(session, begin, plan, inputs.run, inputs.resume, sensors, observer)
+    train_learner(learner, begin, plan, inputs.run, inputs.resume, sensors, observer)
 }
 
 /// Counts a run and says what it would take by earlier runs in `costs`; where those say too little and `may_probe`,
@@ -87,17 +91,14 @@ pub fn plan(
     costs: &CostHistory,
     may_probe: bool,
 ) -> Result<(TrainPlan, Predictor), TrainError> {
-    let config = config.resolved(model.config())?;
-    check_examples(examples, validation, &config)?;
-    let spec = config.adapter_spec(model.config())?;
-    let options = step_options(&config, longest(examples, validation));
-    let work = RunWork::count(model, &specs(on), &spec, options, examples, validation)?;
-    let memory = WorkCounter::new(Arc::clone(model), &specs(on), &spec, options)?.memory();
-    let trained = Trained::new(&spec, model.config());
-    let mut plan = TrainPlan::count(examples, validation, &config, trained, &memory.items, &work);
+    let Prepared { config, spec, planned, work, mut plan } = Prepared::new(model, on, examples, validation, config)?;
+    let options = planned.options;
     let setting = setting(&options, model.content_hash());
     let probed = match may_probe && !costs.is_enough(&setting) {
-        true => Some(probe(&mut new_session(model, on, &spec, &config, options)?, examples, &work)?),
+        true => {
+            let session = new_session(model, on, &spec, &config, options)?;
+            Some(probe(&mut SessionLearner::new(session, None), examples, &work)?)
+        }
         false => None,
     };
     let predictor = Predictor { history: costs.clone(), setting, probe: probed };
@@ -114,13 +115,12 @@ pub struct AtLength {
 
 /// What cheaper settings than `config`, which is resolved, would take: fewer blocks adapted, fewer passes, and the
 /// lengths of `lengths`, the first of which is as asked. `predict` is given a configuration, its work and its tokens
-/// (validation counted as a third of training); `program_bytes` is what the process takes beside the session.
+/// (validation counted as a third of training). Memory is planned within the limit of `config`.
 pub fn candidates(
     model: &Arc<Model>,
     on: &AdapterStack,
     config: &TrainConfig,
     lengths: &[AtLength],
-    program_bytes: f64,
     predict: &dyn Fn(&TrainConfig, f64, f64) -> Option<Prediction>,
 ) -> Result<Vec<Candidate>, TrainError> {
     let mut found = Vec::new();
@@ -144,13 +144,20 @@ pub fn candidates(
         for &depth in &depths {
             let config = TrainConfig { adapted_blocks: depth as i64, tokens_max: *tokens_max, ..config.clone() };
             let spec = config.adapter_spec(model.config())?;
-            let options = step_options(&config, longest(examples, validation));
+            let (options, peak_bytes) =
+                match planned_step(model, &specs(on), &spec, &config, longest(examples, validation)) {
+                    Ok((planned, _)) => (planned.options, planned.peak.total()),
+                    // Counted all the same, so that the nearest settings can be named.
+                    Err(ModelError::NothingFits { needed_bytes, .. }) => {
+                        (StepOptions::new(longest(examples, validation)), needed_bytes)
+                    }
+                    Err(error) => return Err(error.into()),
+                };
             let work = RunWork::count(model, &specs(on), &spec, options, examples, validation)?;
-            let memory = WorkCounter::new(Arc::clone(model), &specs(on), &spec, options)?.memory();
             for &passes in &passes {
                 let config = TrainConfig { passes, ..config.clone() };
                 let trained = Trained::new(&spec, model.config());
-                let plan = TrainPlan::count(examples, validation, &config, trained, &memory.items, &work);
+                let plan = TrainPlan::count(examples, validation, &config, trained, &work);
                 let cost = predict(&config, plan.work, plan.tokens_with_validation());
                 found.push(Candidate {
                     adapted_blocks: depth,
@@ -161,7 +168,7 @@ pub fn candidates(
                     tokens_kept: plan.tokens_per_pass as f64 / crate::plan::tokens(&asked.examples).max(1) as f64,
                     time_s: cost.as_ref().map(|cost| cost.time_s),
                     energy_j: cost.and_then(|cost| cost.energy_j),
-                    peak_bytes: plan.memory_total_bytes as f64 + program_bytes,
+                    peak_bytes: peak_bytes as f64,
                 });
             }
         }
@@ -265,6 +272,7 @@ pub(crate) fn train_learner<L: Learner>(
         },
         costs: Costs { work: begin.work, setting: begin.setting, plateau, file: begin.cost_file },
     };
+    learner.keep_prefixes_in(&run.prefix_folder());
     // An answer given before the first update counts as one given after it.
     let mut observer = |event: &TrainEvent| match observer(event) {
         Control::Continue if stop_asked => Control::Stop,
@@ -273,15 +281,38 @@ pub(crate) fn train_learner<L: Learner>(
     Trainer::new(job, learner, progress, is_saved, monitor, &mut observer)?.run()
 }
 
-/// How the steps of a run are made.
-pub(crate) fn step_options(config: &TrainConfig, tokens_max: usize) -> StepOptions {
-    let mut options = StepOptions::new(tokens_max);
-    options.memory = config.recompute.memory();
-    options.ops.precision = config.precision;
-    if config.threads > 0 {
-        options.ops.threads = config.threads;
+/// A run that was checked and planned, before its memory is taken.
+struct Prepared {
+    /// Everything resolved.
+    config: TrainConfig,
+    spec: AdapterSpec,
+    planned: PlannedStep,
+    work: RunWork,
+    plan: TrainPlan,
+}
+
+impl Prepared {
+    fn new(
+        model: &Arc<Model>,
+        on: &AdapterStack,
+        examples: &[Example],
+        validation: &[Example],
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        let mut config = config.resolved(model.config())?;
+        check_examples(examples, validation, &config)?;
+        let spec = config.adapter_spec(model.config())?;
+        let (planned, program) = planned_step(model, &specs(on), &spec, &config, longest(examples, validation))?;
+        config.boundaries = Some(planned.options.memory.boundaries);
+        let work = RunWork::count(model, &specs(on), &spec, planned.options, examples, validation)?;
+        let mut plan = TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &work);
+        plan.set_memory(&planned, program);
+        let supervised_share = plan.supervised_tokens_per_pass as f64 / plan.tokens_per_pass as f64;
+        let tokens = planned.options.tokens_max;
+        let supervised = (tokens as f64 * supervised_share).round() as usize;
+        plan.set_work(&model::work_shares(model, &spec, &planned.options, tokens, supervised)?);
+        Ok(Self { config, spec, planned, work, plan })
     }
-    options
 }
 
 /// What measurements of this run hold for.

@@ -289,6 +289,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
         };
         self.metrics.write(Line::Step(&report))?;
         self.notify(&TrainEvent::Step(report));
+        for message in self.learner.take_notices() {
+            self.notify(&TrainEvent::Notice { message });
+        }
         Ok(())
     }
 
@@ -496,6 +499,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
         };
         run.end(&outcome)?;
         self.remember_cost();
+        if end.is_final() {
+            self.learner.forget_prefixes();
+        }
         self.notify(&TrainEvent::Finished(outcome.clone()));
         Ok(outcome)
     }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::Example;
-use model::{AdapterStack, AdapterWeights, Model, ModelError, Projection, StepOptions, TrainingSession};
+use model::{AdapterStack, AdapterWeights, BoundaryType, Model, ModelError, Projection, StepOptions, TrainingSession};
 use serde_json::Value;
-use train::{Control, RunEnd, RunFolder, TrainConfig, TrainError, TrainEvent, TrainInputs, TrainOutcome};
+use train::{Control, MemoryLimit, RunEnd, RunFolder, TrainConfig, TrainError, TrainEvent, TrainInputs, TrainOutcome};
 
 use crate::tiny;
 
@@ -129,6 +129,86 @@ fn stopped_after_every_update_a_run_ends_with_the_same_bytes() {
         TrainOutcome { seconds: 0.0, adapter_best: "".into(), adapter_last: "".into(), ..outcome }
     );
     assert_eq!(adapters(&path), expected);
+}
+
+/// Runs the last block's adapter with kept prefixes; `between` may touch the run folder when a session has stopped.
+fn with_kept_prefix(between: impl Fn(&Path)) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
+    let mut setup = Setup::new();
+    setup.config.adapted_blocks = 1;
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let mut notices = Vec::new();
+    let mut resume = false;
+    loop {
+        let mut observer = |event: &TrainEvent| match event {
+            TrainEvent::Notice { message } => {
+                notices.push(message.clone());
+                Control::Continue
+            }
+            TrainEvent::Step(step) if step.step == 5 => Control::Stop,
+            _ => Control::Continue,
+        };
+        let end = setup.run(&path, resume, &mut observer).unwrap().end;
+        if end != RunEnd::Interrupted {
+            assert!(!path.join("prefix").exists(), "a finished run keeps no prefixes");
+            return (adapters(&path), notices);
+        }
+        let kept = std::fs::read_dir(path.join("prefix")).unwrap().count();
+        assert_eq!(kept, 14, "every example and held-out record was seen once");
+        between(&path);
+        resume = true;
+    }
+}
+
+#[test]
+fn kept_prefixes_change_no_bit_whatever_happens_to_them() {
+    let mut setup = Setup::new();
+    setup.config.adapted_blocks = 1;
+    setup.config.kept_prefix = false;
+    let (_parent, path, _) = setup.run_to_end();
+    assert!(!path.join("prefix").exists());
+    // The configuration in the adapter's receipt leaves `kept_prefix` out, so whole files are comparable.
+    let expected = adapters(&path);
+
+    let damaged = |notices: &[String]| notices.iter().filter(|notice| notice.contains("is damaged")).count();
+    let (found, notices) = with_kept_prefix(|_| {});
+    assert!(found == expected, "kept prefixes change the adapter");
+    assert_eq!(damaged(&notices), 0);
+    let (found, notices) = with_kept_prefix(|run| {
+        for entry in std::fs::read_dir(run.join("prefix")).unwrap() {
+            let path = entry.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            let last = bytes.len() - 1;
+            bytes[last] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        }
+    });
+    assert!(found == expected, "damaged prefixes change the adapter");
+    assert_eq!(damaged(&notices), 14, "each is named once and made again");
+    let (found, _) = with_kept_prefix(|run| std::fs::remove_dir_all(run.join("prefix")).unwrap());
+    assert!(found == expected, "lost prefixes change the adapter");
+}
+
+#[test]
+fn a_memory_limit_is_kept_in_the_plan_or_refused_with_what_would_fit() {
+    let setup = Setup::new();
+    let costs = train::cost::CostHistory::default();
+    let planned = |memory: u64, boundaries| {
+        let config = TrainConfig { memory: MemoryLimit(Some(memory)), boundaries, ..setup.config.clone() };
+        train::plan(&setup.model, &setup.on, &setup.examples, &setup.validation, &config, &costs, false)
+            .map(|(plan, _)| plan)
+    };
+    let plan = planned(8 << 30, None).unwrap();
+    assert_eq!(plan.memory_total_bytes, plan.memory.iter().map(|item| item.bytes).sum::<usize>());
+    let peak = plan.memory_peak;
+    assert_eq!(plan.memory_total_bytes as u64, peak.anonymous_bytes + peak.mapped_bytes);
+    assert!(plan.memory_choice.contains("float32"), "{}", plan.memory_choice);
+    assert!(plan.step_work.macs < plan.step_work.macs_full);
+    assert!(plan.step_work.savings.iter().any(|saving| saving.share > 0.1), "{:?}", plan.step_work);
+    let halves = planned(8 << 30, Some(BoundaryType::Bfloat16)).unwrap();
+    assert!(halves.memory_choice.contains("bfloat16"), "{}", halves.memory_choice);
+    let error = planned(1 << 20, None).unwrap_err();
+    assert!(matches!(error, TrainError::Model(ModelError::NothingFits { budget_bytes: 1_048_576, .. })), "{error}");
 }
 
 #[test]

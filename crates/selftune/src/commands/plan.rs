@@ -7,10 +7,9 @@ use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_joules, 
 use crate::training;
 use crate::units;
 use data::Example;
-use device::ProcessMemory;
 use serde_json::{Value, json};
 use train::cost::{Candidate, CostHistory, DEVICE_PROFILES, DeviceProfile, Estimate, Limits, Prediction, Ranked};
-use train::{AtLength, Schedule, TrainConfig, TrainPlan};
+use train::{AtLength, MemoryLimit, Schedule, TrainConfig, TrainPlan};
 
 /// Say what a run would take: records, tokens, memory, time, energy.
 ///
@@ -77,7 +76,6 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     let model = &bench.model;
     let costs = read_costs(terminal);
     let may_probe = !asked.no_probe && asked.device.is_none();
-    let program_bytes = program_bytes(prepared);
     let (mut plan, predictor) =
         train::plan(model, on, &preparation.training, &preparation.validation, config, &costs, may_probe)
             .bad_input("cannot plan")?;
@@ -87,13 +85,12 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     };
     plan.cost = predict(config, plan.work, plan.tokens_with_validation());
     let battery_j = asked.device.map(|device| device.battery_j).or_else(battery_capacity_j);
-    let peak_bytes = plan.memory_total_bytes as f64 + program_bytes;
+    let peak_bytes = plan.memory_total_bytes as f64;
     let limits = limits(asked, &plan, battery_j)?;
 
     show_histogram(&preparation.training, terminal);
     training::show_plan(&plan, terminal);
     if !terminal.is_quiet() {
-        terminal.line(format!("  with the program itself {}", human_bytes(peak_bytes as u64)));
         if let (Some(energy), Some(battery)) = (plan.cost.as_ref().and_then(|cost| cost.energy_j), battery_j) {
             terminal.line(format!("  {:.1} % of a battery charge of {}", 100.0 * energy.value / battery, human_joules(battery)));
         }
@@ -101,7 +98,7 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     }
     let mut object = to_json(&plan, preparation, config, peak_bytes, battery_j);
     if limits != Limits::default() {
-        let ranked = search(prepared, &plan, &limits, program_bytes, &predict)?;
+        let ranked = search(prepared, &plan, &limits, asked.memory_bytes, &predict)?;
         show_options(&ranked, &asked_candidate(&plan, config, peak_bytes), prepared, terminal);
         let blocks = model.config().blocks.len();
         let first = asked_candidate(&plan, config, peak_bytes);
@@ -120,12 +117,6 @@ fn read_costs(terminal: &Terminal) -> CostHistory {
         terminal.warning(format!("earlier runs do not help to predict this one: {error}"));
         CostHistory::default()
     })
-}
-
-/// What the process takes without a session: everything that is there now but the model's weights.
-fn program_bytes(prepared: &Prepared) -> f64 {
-    let now = ProcessMemory::read().anonymous_bytes.unwrap_or(0);
-    now.saturating_sub(prepared.bench.model.resident_bytes().anonymous_bytes) as f64
 }
 
 fn battery_capacity_j() -> Option<f64> {
@@ -176,7 +167,7 @@ fn search(
     prepared: &Prepared,
     plan: &TrainPlan,
     limits: &Limits,
-    program_bytes: f64,
+    memory_bytes: Option<u64>,
     predict: &dyn Fn(&TrainConfig, f64, f64) -> Option<Prediction>,
 ) -> Result<Ranked, Failure> {
     let Prepared { bench, history, config, on, preparation, .. } = prepared;
@@ -195,8 +186,9 @@ fn search(
             lengths.push(AtLength { tokens_max, examples: other.training, validation: other.validation });
         }
     }
+    let within = TrainConfig { memory: MemoryLimit(memory_bytes), ..config.clone() };
     let candidates =
-        train::candidates(&bench.model, on, config, &lengths, program_bytes, predict).bad_input("cannot plan")?;
+        train::candidates(&bench.model, on, &within, &lengths, predict).bad_input("cannot plan")?;
     let asked = candidates.first().ok_or_else(|| Failure::input("nothing to plan"))?;
     Ok(train::cost::rank(&candidates, asked, bench.model.config().blocks.len(), limits))
 }

@@ -11,7 +11,7 @@ use crate::training::{self, RunInputs};
 use crate::workbench::{self, AdapterBelow, Workbench};
 use model::AdapterStack;
 use std::path::{Path, PathBuf};
-use train::{RunEnd, RunFolder, TrainConfig};
+use train::{MemoryLimit, RunEnd, RunFolder, TrainConfig};
 
 /// Train an adapter on a history.
 ///
@@ -24,6 +24,7 @@ use train::{RunEnd, RunFolder, TrainConfig};
 ///
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
+///   selftune train --model M --data me.jsonl --memory 500MB
 ///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
 ///   selftune train --model M --data me.jsonl --only-charging --battery-floor 30% --quiet-hours 22:00-07:00
 ///
@@ -53,11 +54,18 @@ pub struct Arguments {
     /// Name under which an accepted adapter is used (`--adapter NAME`) [default: the person, or the history's file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// The most memory that the process may take, such as 900MB or 1.5GB [default: half of what is free]; the fastest plan that fits is used
+    #[arg(long, value_parser = memory)]
+    memory: Option<MemoryLimit>,
     /// Print the plan and stop, as `selftune plan` does
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     governing: GoverningArguments,
+}
+
+fn memory(text: &str) -> Result<MemoryLimit, String> {
+    MemoryLimit::parse(text)
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
@@ -112,6 +120,9 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     })?;
     if let Some(threads) = arguments.recipe.threads {
         config.threads = threads;
+    }
+    if let Some(memory) = arguments.memory {
+        config.memory = memory;
     }
     arguments.governing.apply(&mut config);
     config.validate().bad_input("settings")?;

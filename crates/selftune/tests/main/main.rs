@@ -5,6 +5,7 @@ mod bad_input;
 mod commands;
 mod hub;
 mod imports;
+mod memory;
 mod merging;
 mod plan;
 mod real_model;

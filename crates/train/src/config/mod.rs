@@ -3,15 +3,17 @@
 //! A configuration starts from a preset, then takes a file's keys, then single overrides; the last word wins. A key
 //! that does not exist, or a value that makes no sense, is an error that names the key and what was expected.
 
+mod memory_limit;
 mod parse;
 mod presets;
 mod validate;
 
 use data::Supervise;
 use kernels::Precision;
-use model::{AdapterSpec, MemoryChoice, ModelConfig, Projection};
+use model::{AdapterSpec, BoundaryType, ModelConfig, Projection};
 use serde::{Deserialize, Serialize};
 
+pub use memory_limit::MemoryLimit;
 pub use parse::{ALIASES, ConfigError};
 pub use presets::{PRESETS, Preset};
 
@@ -97,9 +99,16 @@ pub struct TrainConfig {
     // --- The machine ---
     #[serde(with = "names::precision")]
     pub precision: Precision,
-    #[serde(with = "names::recompute")]
-    pub recompute: Recompute,
-    /// Threads of the kernels; 0 means all processors. Changes no result.
+    /// The most memory that the process may take: `auto` leaves half of what is free, or bytes such as `1.5GB`.
+    pub memory: MemoryLimit,
+    /// How the inputs of blocks are kept for backward: `auto` takes bfloat16 only where float32 does not fit. A run
+    /// folder keeps what was chosen, since gradients differ a little.
+    #[serde(with = "names::boundaries")]
+    pub boundaries: Option<BoundaryType>,
+    /// With adapters on the last blocks only, keep what the blocks below made of each example on the disk of the run
+    /// folder, for the next pass. Changes no result.
+    pub kept_prefix: bool,
+    /// Threads of the kernels; 0 means all physical cores. Changes no result.
     pub threads: usize,
     /// Save the state after every so many updates; 0 means that `save_every_seconds` decides.
     pub save_every_steps: u64,
@@ -129,24 +138,6 @@ pub struct TrainConfig {
     pub idle_seconds_min: f64,
 }
 
-/// What backward reads is kept or computed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Each block's input is kept and its forward runs again before its backward.
-    PerBlock,
-    /// Everything that backward reads is kept.
-    Never,
-}
-
-impl Recompute {
-    pub(crate) fn memory(self) -> MemoryChoice {
-        match self {
-            Recompute::PerBlock => MemoryChoice::default(),
-            Recompute::Never => MemoryChoice::keep_everything(),
-        }
-    }
-}
-
 /// Which of the two stages a run is (paper, section 2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -159,7 +150,9 @@ pub enum Stage {
 }
 
 /// Keys that may change when a run goes on, because no result depends on them.
-pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 10] = [
+pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 12] = [
+    "memory",
+    "kept_prefix",
     "threads",
     "save_every_steps",
     "save_every_seconds",
@@ -268,18 +261,20 @@ mod names {
 
     by_name!(precision, Precision, |value| value.name(), Precision::by_name, "a16, exact, a8");
     by_name!(
-        recompute,
-        Recompute,
+        boundaries,
+        Option<BoundaryType>,
         |value| match value {
-            Recompute::PerBlock => "per_block",
-            Recompute::Never => "never",
+            None => "auto",
+            Some(BoundaryType::Float32) => "float32",
+            Some(BoundaryType::Bfloat16) => "bfloat16",
         },
         |name| match name {
-            "per_block" => Some(Recompute::PerBlock),
-            "never" => Some(Recompute::Never),
+            "auto" => Some(None),
+            "float32" => Some(Some(BoundaryType::Float32)),
+            "bfloat16" => Some(Some(BoundaryType::Bfloat16)),
             _ => None,
         },
-        "per_block, never"
+        "auto, float32, bfloat16"
     );
     /// A list of projections, or the word "all". Written out as module names.
     pub mod targets {

@@ -30,7 +30,7 @@ pub const ALIASES: [(&str, &str); 17] = [
 const FOREIGN: [(&str, &str); 10] = [
     ("batch_size", "a step sees one example; `accumulation` sets the examples per update"),
     ("fine_tune_type", "selftune trains LoRA adapters only"),
-    ("grad_checkpoint", "use `recompute = \"per_block\"` or `\"never\"`"),
+    ("grad_checkpoint", "use `memory`: what is kept and what is run again follows from it"),
     ("iters", "use `steps`, which counts updates of `accumulation` examples, or `passes`"),
     ("keys", "use `targets`"),
     ("lr_schedule", "use `schedule`, `warmup_steps` or `warmup_ratio`, and `final_learning_rate_ratio`"),

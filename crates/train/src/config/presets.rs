@@ -4,9 +4,7 @@ use data::Supervise;
 use kernels::Precision;
 use model::Projection;
 
-use super::Recompute;
-
-use super::{Stage, TrainConfig};
+use super::{MemoryLimit, Stage, TrainConfig};
 use crate::schedule::ScheduleKind;
 
 /// A named starting point.
@@ -57,7 +55,9 @@ fn default() -> TrainConfig {
         evaluate_every: 0,
         early_stop_patience: 0,
         precision: Precision::A16,
-        recompute: Recompute::PerBlock,
+        memory: MemoryLimit(None),
+        boundaries: None,
+        kept_prefix: true,
         threads: 0,
         save_every_steps: 0,
         save_every_seconds: 10.0,

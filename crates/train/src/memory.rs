@@ -1,0 +1,70 @@
+//! From a configuration to a plan that fits this machine.
+
+use std::sync::Arc;
+
+use device::ProcessMemory;
+use kernels::OpsOptions;
+use model::{AdapterSpec, Model, ModelError, PlanRequest, PlannedStep, ResidentBytes, plan_step};
+
+use crate::config::TrainConfig;
+
+/// Where the system does not say what the process takes: program, tokenizer and history of an ordinary run.
+const PROGRAM_BYTES: ResidentBytes = ResidentBytes { anonymous_bytes: 60 << 20, mapped_bytes: 12 << 20 };
+/// Code and libraries that training touches and nothing before it did.
+const CODE_BYTES: u64 = 2 << 20;
+/// Copies of the adapter's parameters that saving and validating make: three for the state, three for its file's bytes,
+/// and those of an adapter file.
+const ADAPTER_COPIES: u64 = 8;
+
+/// The fastest plan within the configuration's limit, and what the process takes besides the session and the weights.
+pub(crate) fn planned_step(
+    model: &Arc<Model>,
+    frozen: &[&AdapterSpec],
+    spec: &AdapterSpec,
+    config: &TrainConfig,
+    tokens_max: usize,
+) -> Result<(PlannedStep, ResidentBytes), ModelError> {
+    let mut ops = OpsOptions { precision: config.precision, ..OpsOptions::default() };
+    if config.threads > 0 {
+        ops.threads = config.threads;
+    }
+    let program = program_bytes(model, spec, config, tokens_max);
+    let request =
+        PlanRequest { frozen, ops, boundaries: config.boundaries, program, ..PlanRequest::new(spec, tokens_max) };
+    let within = |budget_bytes| plan_step(model, &PlanRequest { budget_bytes, ..request.clone() });
+    let planned = match config.memory.0 {
+        Some(bytes) => within(Some(bytes))?,
+        None => {
+            let free = device::available_memory_bytes();
+            // Half of what is free leaves a machine that can be worked on; a run that needs more may have it all.
+            match within(free.map(|bytes| program.total() + bytes / 2)) {
+                Err(ModelError::NothingFits { .. }) => within(free.map(|bytes| program.total() + bytes))?,
+                planned => planned?,
+            }
+        }
+    };
+    Ok((planned, program))
+}
+
+/// What this process will take besides the session and the model's packed weights.
+fn program_bytes(model: &Model, spec: &AdapterSpec, config: &TrainConfig, tokens_max: usize) -> ResidentBytes {
+    // What loading has touched of the mapped weights is not the program's.
+    model.release_mapped();
+    let in_memory = (model.weights_bytes() - model.mapped_bytes()) as u64;
+    let now = ProcessMemory::read();
+    let program = match (now.anonymous_bytes, now.file_mapped_bytes) {
+        (Some(anonymous), Some(mapped_bytes)) => {
+            ResidentBytes { anonymous_bytes: anonymous.saturating_sub(in_memory), mapped_bytes }
+        }
+        _ => PROGRAM_BYTES,
+    };
+    let parameters = (spec.parameter_count(model.config()) * size_of::<f32>()) as u64;
+    let prefix = match config.kept_prefix && spec.blocks.start > 0 {
+        true => (tokens_max * model.config().width * size_of::<f32>()) as u64,
+        false => 0,
+    };
+    ResidentBytes {
+        anonymous_bytes: program.anonymous_bytes + ADAPTER_COPIES * parameters + prefix,
+        mapped_bytes: program.mapped_bytes + CODE_BYTES,
+    }
+}
