@@ -136,14 +136,14 @@ mod tests {
         let (good, bad) = (evaluation(12, 3.0, 2.0), evaluation(12, 2.0, 2.5));
         let accepted = accept(30, Some(&good), None, ability(0.1));
         assert!(accepted.accepted && accepted.reason.contains("2.1"), "{}", accepted.reason);
-        assert!(accept(30, Some(&good), Some(&good), ability(0.5)).accepted, "equal to the one in use");
+        assert!(accept(30, Some(&good), Some(&good), ability(0.1)).accepted, "equal to the one in use");
         for (acceptance, words) in [
             (accept(23, Some(&good), None, ability(0.0)), "23 records"),
             (accept(30, Some(&evaluation(7, 3.0, 2.0)), None, ability(0.0)), "7 records are held out"),
             (accept(30, None, None, None), "0 records are held out"),
             (accept(30, Some(&bad), None, ability(0.0)), "worse than the base"),
             (accept(30, Some(&good), Some(&evaluation(12, 3.0, 1.5)), ability(0.0)), "+0.500"),
-            (accept(30, Some(&good), None, ability(0.51)), "general ability fell"),
+            (accept(30, Some(&good), None, ability(0.3)), "general ability fell"),
             (accept(30, Some(&good), None, ability(f64::NAN)), "general ability fell"),
         ] {
             assert!(!acceptance.accepted, "{acceptance:?}");

@@ -354,7 +354,8 @@ impl Answers<'_> {
 
 /// `None` unless every row has such an answer.
 fn pairs(rows: &[QueryRow], answered: Answered) -> Option<Answers<'_>> {
-    let mut unparsable = None;
+    // A chosen label is a label, whatever the model would have written.
+    let mut unparsable = (answered != Answered::Written).then_some(0);
     let answers: Option<Vec<String>> = rows
         .iter()
         .map(|row| match (answered, &row.choice) {
