@@ -30,6 +30,8 @@ pub struct PlanRequest<'a> {
     pub budget_bytes: Option<u64>,
     /// Only plans with these boundaries: a run that goes on must not change them.
     pub boundaries: Option<BoundaryType>,
+    /// Only plans with the weights there; streaming needs mapped ones.
+    pub weights: Option<WeightsPlace>,
     /// What the process takes besides the session and the model's packed weights.
     pub program: ResidentBytes,
 }
@@ -45,6 +47,7 @@ impl<'a> PlanRequest<'a> {
             necessary_work: NecessaryWork::default(),
             budget_bytes: None,
             boundaries: None,
+            weights: None,
             program: ResidentBytes::default(),
         }
     }
@@ -255,6 +258,8 @@ impl<'a> Planner<'a> {
     /// Weights may be streamed only from a file.
     fn weight_places(&self) -> &'static [WeightsPlace] {
         match self.model.mapped_bytes() > 0 {
+            _ if self.request.weights == Some(WeightsPlace::Resident) => &[WeightsPlace::Resident],
+            true if self.request.weights == Some(WeightsPlace::Streamed) => &[WeightsPlace::Streamed],
             true => &[WeightsPlace::Resident, WeightsPlace::Streamed],
             false => &[WeightsPlace::Resident],
         }
