@@ -227,7 +227,7 @@ mod tests {
     fn without_room_nothing_is_written_and_it_is_said_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut kept = kept(folder.path(), "base");
-        kept.room_bytes = 100;
+        kept.room_bytes = 150;
         kept.write(&example(1, 9), &[1.0; 9]);
         kept.write(&example(2, 9), &[1.0; 9]);
         kept.write(&example(3, 9), &[1.0; 9]);
