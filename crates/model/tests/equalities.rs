@@ -290,7 +290,7 @@ fn a_session_put_together_from_saved_parts_goes_on_to_the_bit() {
     let (first, second) = whole.optimizer_moments();
     let saved = whole.adapter();
     let mut resumed = tiny::session(&model, &saved, tiny::options(Precision::A16));
-    resumed.set_optimizer_moments(&first, &second).expect("as many moments");
+    resumed.set_optimizer_moments(first, second).expect("as many moments");
     run(&mut whole, 4..8);
     run(&mut resumed, 4..8);
     assert_eq!(whole.parameters(), resumed.parameters());

@@ -13,6 +13,7 @@ mod recipe;
 mod serving;
 mod simulation;
 mod study;
+mod tensorboard;
 mod terminal;
 mod training;
 mod units;

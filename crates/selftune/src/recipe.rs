@@ -3,11 +3,12 @@
 use crate::failure::{Failure, InputError};
 use crate::preparation::{self, HoldOut, Preparation};
 use crate::terminal::Terminal;
+use crate::training::FromAdapter;
 use crate::workbench::{self, HistoryArguments, HistoryChoice, ModelChoice, ReadingArguments, THREADS_MAX, Workbench};
 use data::History;
 use model::AdapterStack;
-use std::path::PathBuf;
-use train::{PRESETS, Stage, TrainConfig};
+use std::path::{Path, PathBuf};
+use train::{PRESETS, Stage, StartingAdapter, TrainConfig};
 
 #[derive(clap::Args)]
 pub struct Recipe {
@@ -57,6 +58,8 @@ pub struct Prepared {
     pub bench: Workbench,
     /// Resolved for the model.
     pub config: TrainConfig,
+    /// What the adapter begins from, where that is another adapter.
+    pub from: Option<(FromAdapter, StartingAdapter)>,
     pub on: AdapterStack,
     pub hold_out: HoldOut,
     pub preparation: Preparation,
@@ -80,8 +83,9 @@ impl Recipe {
         TrainConfig::load(self.preset.as_deref(), file, &settings).bad_input("settings")
     }
 
-    /// Reads history and model, makes the examples, and shows where every record went.
-    pub fn prepare(&self, config: TrainConfig, terminal: &Terminal) -> Result<Prepared, Failure> {
+    /// Reads history and model, makes the examples, and shows where every record went. With `from` the shape of that
+    /// adapter decides over the settings.
+    pub fn prepare(&self, config: TrainConfig, from: Option<&Path>, terminal: &Terminal) -> Result<Prepared, Failure> {
         let (Some(model), Some(data)) = (&self.model, &self.data) else {
             return Err(Failure::usage("--model and --data are needed"));
         };
@@ -96,11 +100,22 @@ impl Recipe {
         }
         let model_choice = ModelChoice::new(model, &self.reading)?;
         let bench = Workbench::open(&model_choice, self.reading.no_cache, terminal)?;
-        let config = config.resolved(bench.model.config()).bad_input("settings")?;
+        let mut config = config.resolved(bench.model.config()).bad_input("settings")?;
+        let from = from.map(|path| FromAdapter::begin(path, &bench, &mut config)).transpose()?;
         let on = bench.adapters(&self.on)?;
         workbench::show_stack(on.entries(), terminal);
         let preparation = preparation::prepare(&bench, &history, &config, self.hold_out)?;
         preparation.show(&bench, &history_choice, terminal);
-        Ok(Prepared { history_choice, history, model_choice, bench, config, on, hold_out: self.hold_out, preparation })
+        Ok(Prepared {
+            history_choice,
+            history,
+            model_choice,
+            bench,
+            config,
+            from,
+            on,
+            hold_out: self.hold_out,
+            preparation,
+        })
     }
 }

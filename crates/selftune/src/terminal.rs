@@ -125,6 +125,13 @@ impl Terminal {
         }
     }
 
+    /// One event of a run, under `--json`.
+    pub fn event(&self, event: &impl serde::Serialize) {
+        if let Ok(value) = serde_json::to_value(event) {
+            self.json(&value);
+        }
+    }
+
     pub fn failure(&self, failure: &Failure) {
         let message = failure.message();
         if self.json {

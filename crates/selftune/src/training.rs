@@ -1,7 +1,8 @@
 //! Runs a training with progress on the terminal; used by `train` and `demo`.
 
-use crate::failure::{ExitStatus, Failure};
+use crate::failure::{ExitStatus, Failure, InputError};
 use crate::preparation::{HoldOut, Preparation};
+use crate::tensorboard::Scalars;
 use crate::terminal::{Terminal, human_bytes, human_count, human_joules, human_seconds};
 use crate::workbench::{AdapterBelow, HistoryChoice, ModelChoice, Workbench};
 use eval::report::{Cost, Fact, ReportInputs, TrainingCurves};
@@ -11,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use train::cost::{Basis, Estimate, Prediction};
-use train::{Control, RunEnd, RunFolder, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan};
+use train::{
+    Control, Receipt, RunEnd, RunFolder, StartingAdapter, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan,
+};
 
 /// What a run folder remembers of where things came from, so that `--resume` and `eval --run` need no arguments.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +29,109 @@ pub struct RunInputs {
     /// SHA-256 of the history's bytes as they were read.
     pub history_hash: String,
     pub data: serde_json::Value,
+    /// The adapter that the run began from (`--from`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<FromAdapter>,
+    /// The run that this one is trained in place of (`forget`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<PathBuf>,
+}
+
+/// The adapter that a run began from, and the run that made it, where one did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FromAdapter {
+    pub adapter: PathBuf,
+    pub run: Option<PathBuf>,
+    /// Hash of its values, and of the ids of all records that it saw (none if it came without a receipt).
+    pub hash: String,
+    pub records: Option<Vec<String>>,
+}
+
+impl FromAdapter {
+    /// Reads the adapter in an adapter folder, or the best of a run folder, and takes over its shape into `config`.
+    pub fn begin(
+        path: &Path,
+        bench: &Workbench,
+        config: &mut TrainConfig,
+    ) -> Result<(FromAdapter, StartingAdapter), Failure> {
+        let run = RunFolder::open(path).ok();
+        let folder = run.as_ref().map_or_else(|| path.to_owned(), RunFolder::best_adapter);
+        let weights = bench.adapter(&folder)?;
+        take_shape(config, &weights.spec, bench.model.config().blocks.len(), &folder)?;
+        let file = formats::adapter::read_adapter(&folder).bad_input("cannot begin from this adapter")?;
+        let hash = file.content_hash();
+        let receipt = file.metadata.and_then(|metadata| serde_json::from_value::<Receipt>(metadata.receipt).ok());
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let from = FromAdapter {
+            adapter: absolute(&folder),
+            run: run.is_some().then(|| absolute(path)),
+            hash,
+            records: receipt.and_then(|receipt| receipt.all_records()),
+        };
+        let start = from.start(Some(weights));
+        Ok((from, start))
+    }
+
+    /// The adapter for a run that goes on: its values are needed only if nothing was saved yet.
+    pub fn resume(&self, bench: &Workbench) -> StartingAdapter {
+        let file = formats::adapter::read_adapter(&self.adapter).ok().filter(|file| file.content_hash() == self.hash);
+        self.start(file.and_then(|_| bench.adapter(&self.adapter).ok()))
+    }
+
+    fn start(&self, weights: Option<model::AdapterWeights>) -> StartingAdapter {
+        StartingAdapter {
+            name: self.adapter.display().to_string(),
+            weights,
+            started_from: train::StartedFrom { adapter: self.hash.clone(), records: self.records.clone() },
+        }
+    }
+}
+
+/// The settings that an adapter decides by its shape. A setting that was given and says something else is refused.
+fn take_shape(
+    config: &mut TrainConfig,
+    spec: &model::AdapterSpec,
+    blocks: usize,
+    folder: &Path,
+) -> Result<(), Failure> {
+    if spec.blocks.end != blocks {
+        let problem =
+            format!("it adapts blocks {} to {}, a run adapts the last ones", spec.blocks.start, spec.blocks.end - 1);
+        return Err(Failure::input(format!("cannot begin from {}: {problem}", folder.display())));
+    }
+    let shaped = TrainConfig {
+        rank: spec.rank,
+        lora_alpha: f64::from(spec.lora_alpha),
+        use_rslora: spec.use_rslora,
+        targets: spec.targets.clone(),
+        adapted_blocks: spec.blocks.len() as i64,
+        ..config.clone()
+    };
+    let (given, default, taken) = (config.to_map(), TrainConfig::default().to_map(), shaped.to_map());
+    let contradicts = |key: &&String| {
+        let key = key.as_str();
+        given[key] != taken[key] && given[key] != default[key] && !(key == "adapted_blocks" && given[key] == blocks)
+    };
+    if let Some(key) = taken.keys().find(contradicts) {
+        let (given, taken) = (&given[key.as_str()], &taken[key.as_str()]);
+        return Err(Failure::usage(format!(
+            "`{key}` is {given} in the settings and {taken} in {}; leave the setting out, the adapter decides it",
+            folder.display()
+        )));
+    }
+    *config = shaped;
+    Ok(())
+}
+
+/// How a training is watched, besides the terminal.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct WatchArguments {
+    /// With --json: before the object, one JSON object a line for each event
+    #[arg(long)]
+    pub events: bool,
+    /// Also write losses, learning rate and speed for TensorBoard into this folder
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
 }
 
 impl RunInputs {
@@ -66,10 +172,16 @@ pub fn train_with_progress(
     config: &TrainConfig,
     run: &RunFolder,
     resume: bool,
+    start: Option<StartingAdapter>,
+    watch: &WatchArguments,
     terminal: &Terminal,
 ) -> Result<TrainOutcome, Failure> {
     stop_asked();
     let cost_file = crate::model_store::cost_file();
+    if watch.events && !terminal.is_json() {
+        return Err(Failure::usage("--events prints JSON: it needs --json"));
+    }
+    let mut scalars = watch.tensorboard.as_deref().map(Scalars::create).transpose()?;
     let inputs = TrainInputs {
         model: bench.model.clone(),
         base_name: &bench.model_name,
@@ -77,6 +189,7 @@ pub fn train_with_progress(
         examples: &preparation.training,
         validation: &preparation.validation,
         config,
+        start,
         run,
         resume,
         cost_file: cost_file.as_deref(),
@@ -85,6 +198,13 @@ pub fn train_with_progress(
     let bar = terminal.bar(0, "train", "updates");
     let plain_lines = !terminal.shows_progress();
     let mut observer = |event: &TrainEvent| {
+        if watch.events {
+            terminal.event(event);
+        }
+        if let Some(Err(error)) = scalars.as_mut().map(|scalars| scalars.event(event)) {
+            bar.suspend(|| terminal.warning(format!("TensorBoard is told no more: {error}")));
+            scalars = None;
+        }
         match event {
             TrainEvent::Started { plan, resumed_at } => {
                 bar.set_length(plan.updates);
@@ -123,7 +243,7 @@ pub fn train_with_progress(
                 let message = format!("held-out loss after update {}: {:.3}{best}", validation.step, validation.loss);
                 bar.suspend(|| terminal.remark(message));
             }
-            TrainEvent::Saved { .. } => {}
+            TrainEvent::Saved(_) => {}
             TrainEvent::Held(hold) => {
                 let waits: Vec<_> = hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect();
                 bar.suspend(|| {
@@ -161,6 +281,7 @@ pub fn training_failure(error: train::TrainError) -> Failure {
         | Begun { .. }
         | Mismatch { .. }
         | SensorMissing { .. }
+        | Start { .. }
         | Config(_)
         | Model(_)
         | Run(_) => ExitStatus::BadInput,
@@ -296,6 +417,10 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, te
             best.loss, best.step
         ));
     }
+    if let (Some(first), [.., last]) = (outcome.first_loss, outcome.pass_losses.as_slice()) {
+        terminal.line(format!("  training loss {first:.3} in the first update, {last:.3} over the last pass"));
+    }
+    show_cost(outcome, run, terminal);
     let run_path = run.path().display();
     if outcome.end == RunEnd::Interrupted {
         terminal.line(format!("  everything is saved; go on with: {} train --resume {run_path}", program()));
@@ -308,6 +433,32 @@ pub fn show_outcome(outcome: &TrainOutcome, run: &RunFolder, held_out: usize, te
             "  try it:        {} generate --run {run_path} --record FILE   (or a prompt, or chat)",
             program()
         ));
+    }
+}
+
+/// What a run cost beside what it was planned to.
+fn show_cost(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal) {
+    let plan = run.plan().ok().flatten();
+    let mut parts = Vec::new();
+    let cost = plan.as_ref().and_then(|plan| plan.cost.as_ref()).filter(|_| outcome.end == RunEnd::Completed);
+    if let Some(cost) = cost {
+        parts.push(format!("{} (planned {})", human_seconds(outcome.seconds), human_seconds(cost.time_s.value)));
+    }
+    if let (Some(plan), Ok(Some(peak))) = (&plan, peak_memory(run)) {
+        let planned = human_bytes(plan.memory_total_bytes as u64);
+        parts.push(format!("{} of memory (planned tensors {planned})", human_bytes(peak)));
+    }
+    let saving = &outcome.saving;
+    if saving.saves > 0 {
+        let blocked_ms = 1e3 * saving.blocked_seconds / saving.saves as f64;
+        parts.push(format!(
+            "{} saves of {}, {blocked_ms:.1} ms each",
+            saving.saves,
+            human_bytes(saving.bytes / saving.saves)
+        ));
+    }
+    if !parts.is_empty() {
+        terminal.line(format!("  cost {}", parts.join("; ")));
     }
 }
 

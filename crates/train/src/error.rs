@@ -1,6 +1,6 @@
 //! Why training stopped or could not start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use formats::FormatError;
 use model::ModelError;
@@ -8,6 +8,7 @@ use model::ModelError;
 use crate::config::ConfigError;
 use crate::files::FileError;
 use crate::run_folder::RunFolderError;
+use crate::state::{Difference, DifferenceKind};
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -26,10 +27,12 @@ pub enum TrainError {
     #[error("{} holds a run that has begun; resume it, or choose another folder", path.display())]
     Begun { path: PathBuf },
     #[error(
-        "{} cannot go on: {}. Nothing was changed. Give back what the run was made from, or start a new run in another folder",
-        path.display(), differences.join("; ")
+        "{} cannot go on: {}. Nothing was changed. {}",
+        path.display(), texts(differences), ways_forward(path, differences)
     )]
-    Mismatch { path: PathBuf, differences: Vec<String> },
+    Mismatch { path: PathBuf, differences: Vec<Difference> },
+    #[error("{start} does not fit: {problem}")]
+    Start { start: String, problem: String },
 
     #[error("record {record} (update {update}): {source}; the state before this update is saved")]
     Example { record: String, update: u64, source: ModelError },
@@ -63,6 +66,29 @@ pub enum TrainError {
     File(#[from] FileError),
     #[error(transparent)]
     Adapter(#[from] FormatError),
+}
+
+fn texts(differences: &[Difference]) -> String {
+    differences.iter().map(|difference| difference.text.as_str()).collect::<Vec<_>>().join("; ")
+}
+
+/// What can be done about each kind of difference, and what always can.
+fn ways_forward(run: &Path, differences: &[Difference]) -> String {
+    let mut kinds: Vec<_> = differences.iter().map(|difference| difference.kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let give_back = kinds.iter().map(|kind| match kind {
+        DifferenceKind::Base => "say with --model where its base model lies now",
+        DifferenceKind::Start => "give it back the adapter that it began from",
+        DifferenceKind::Data => "give its history back the records that it had",
+        DifferenceKind::Trained => "use the model and the settings that it was begun with",
+        DifferenceKind::Config => "give config.json back the values that it had",
+    });
+    format!(
+        "To go on, {}; or begin a new run from what this one has learned: `selftune train --from {} --model MODEL --data FILE`",
+        give_back.collect::<Vec<_>>().join(", "),
+        run.display()
+    )
 }
 
 /// The first few names; a message is no place for hundreds.

@@ -7,6 +7,7 @@ use crate::hold::Hold;
 use crate::metrics::{StepReport, ValidationReport};
 use crate::outcome::TrainOutcome;
 use crate::plan::TrainPlan;
+use crate::saving::SaveReport;
 
 /// Something that happened. The watcher's answer is heeded after every event; between events nothing can stop a run.
 #[derive(Clone, Debug, Serialize)]
@@ -24,11 +25,8 @@ pub enum TrainEvent {
     },
     Step(StepReport),
     Validation(ValidationReport),
-    Saved {
-        step: u64,
-        bytes: u64,
-        seconds: f64,
-    },
+    /// A state has reached the disk.
+    Saved(SaveReport),
     /// Training is on hold; everything is saved. Comes again when the conditions that it waits for change.
     Held(Hold),
     /// Still on hold: comes several times a second, so that the watcher can stop the run at once. `waits` is as the

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use data::Example;
-use formats::FormatError;
 use kernels::AdamWParameters;
 use model::ModelError;
 
 use crate::adapter_file::AdapterNotes;
-use crate::files::crash;
+use crate::error::TrainError;
+use crate::files::Files;
 use crate::learner::Learner;
 
 /// Kinds of tokens.
@@ -98,11 +98,8 @@ impl Learner for Fake {
     fn zero_gradients(&mut self) {
         self.gradients.fill(0.0);
     }
-    fn parameters(&self) -> Vec<f32> {
-        self.values.clone()
-    }
-    fn moments(&self) -> (Vec<f32>, Vec<f32>) {
-        (self.first.clone(), self.second.clone())
+    fn values(&self) -> [&[f32]; 3] {
+        [&self.values, &self.first, &self.second]
     }
     fn restore(&mut self, parameters: &[f32], first: &[f32], second: &[f32]) -> Result<(), ModelError> {
         self.values.copy_from_slice(parameters);
@@ -110,16 +107,10 @@ impl Learner for Fake {
         self.second.copy_from_slice(second);
         Ok(())
     }
-    fn write_adapter(&self, folder: &Path, _notes: &AdapterNotes) -> Result<(), FormatError> {
+    fn write_adapter(&self, files: &Files, folder: &Path, _notes: &AdapterNotes) -> Result<(), TrainError> {
         // Its place and its bytes are what the tests compare.
         let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let write = || {
-            crash::point()?;
-            std::fs::create_dir_all(folder)?;
-            std::fs::write(folder.join("new"), bytes)?;
-            crash::point()?;
-            std::fs::rename(folder.join("new"), folder.join("values"))
-        };
-        write().map_err(|source| FormatError::Write { path: folder.to_owned(), source })
+        files.create_folder(folder)?;
+        Ok(files.replace(&folder.join("values"), &bytes)?)
     }
 }

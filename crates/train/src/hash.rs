@@ -21,6 +21,14 @@ pub fn example_hash(example: &Example) -> String {
     hex(&hash.finalize())
 }
 
+/// Identifies a record by its id alone, for receipts.
+pub fn record_hash(record_id: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(b"selftune record 1\0");
+    hash.update(record_id.as_bytes());
+    hex(&hash.finalize())
+}
+
 /// Identifies a list of examples by their hashes in order.
 pub(crate) fn list_hash(hashes: &[String]) -> String {
     let mut hash = Sha256::new();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::files::FileError;
 use crate::governor::Wait;
 use crate::run_folder::{RunFolder, RunFolderError};
 
@@ -32,11 +32,11 @@ impl RunFolder {
     }
 
     pub(crate) fn set_hold(&self, hold: &Hold) -> Result<(), FileError> {
-        files::replace_json(&self.hold_path(), hold)
+        self.files().replace_json(&self.hold_path(), hold)
     }
 
     pub(crate) fn end_hold(&self) -> Result<(), FileError> {
-        files::remove(&self.hold_path())
+        self.files().remove(&self.hold_path())
     }
 
     fn hold_path(&self) -> PathBuf {

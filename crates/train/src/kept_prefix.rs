@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use data::Example;
 use sha2::{Digest, Sha256};
 
-use crate::files;
+use crate::files::{FileError, Files};
 use crate::hash::{example_hash, hex};
 
 const MAGIC: &[u8; 16] = b"selftune prefix1";
@@ -39,6 +39,7 @@ impl PrefixKey {
 
 /// The kept prefixes of a run.
 pub(crate) struct KeptPrefixes {
+    files: Files,
     folder: PathBuf,
     key: PrefixKey,
     /// The prefix read last.
@@ -51,8 +52,9 @@ pub(crate) struct KeptPrefixes {
 
 impl KeptPrefixes {
     /// Prefixes in `folder`, which is made. At most half of the disk's free room is used.
-    pub(crate) fn new(folder: &Path, key: PrefixKey) -> Self {
+    pub(crate) fn new(files: &Files, folder: &Path, key: PrefixKey) -> Self {
         let mut kept = Self {
+            files: files.clone(),
             folder: folder.to_owned(),
             key,
             values: Vec::new(),
@@ -60,7 +62,7 @@ impl KeptPrefixes {
             room_bytes: 0,
             notices: Vec::new(),
         };
-        match files::create_folder(folder) {
+        match files.create_folder(folder) {
             Ok(()) => kept.room_bytes = device::free_disk_bytes(folder).unwrap_or(0) / 2,
             Err(error) => kept.notices.push(format!("prefixes are computed in every pass: {error}")),
         }
@@ -135,9 +137,9 @@ impl KeptPrefixes {
     }
 
     /// By way of a temporary name. There is no wait for the disk: what a power cut damages is made again.
-    fn write_file(&self, path: &Path, values: &[f32]) -> Result<(), files::FileError> {
+    fn write_file(&self, path: &Path, values: &[f32]) -> Result<(), FileError> {
         let new = path.with_extension("new");
-        let mut file = BufWriter::with_capacity(CHUNK_VALUES * size_of::<f32>(), files::create_file(&new)?);
+        let mut file = BufWriter::with_capacity(CHUNK_VALUES * size_of::<f32>(), self.files.create_file(&new)?);
         let mut write = || {
             file.write_all(&[0; HEAD_BYTES])?;
             let mut hash = Sha256::new_with_prefix(self.key.0);
@@ -155,8 +157,8 @@ impl KeptPrefixes {
             file.write_all(&head)?;
             file.flush()
         };
-        write().map_err(files::FileError::new("write", &new))?;
-        files::rename(&new, path)
+        write().map_err(FileError::new("write", &new))?;
+        self.files.rename(&new, path)
     }
 
     fn path(&self, example: &Example) -> PathBuf {
@@ -172,7 +174,7 @@ mod tests {
     use crate::fake::example;
 
     fn kept(folder: &Path, base: &str) -> KeptPrefixes {
-        KeptPrefixes::new(&folder.join("prefix"), PrefixKey::new(&[base, "", "a16"], 3))
+        KeptPrefixes::new(&Files::default(), &folder.join("prefix"), PrefixKey::new(&[base, "", "a16"], 3))
     }
 
     #[test]
@@ -234,7 +236,8 @@ mod tests {
         assert_eq!(kept.take_notices().len(), 1);
         assert!(kept.read(&example(1, 9), 9) && !kept.read(&example(2, 9), 9));
         std::fs::remove_dir_all(folder.path().join("prefix")).unwrap();
-        let mut blocked = KeptPrefixes::new(&folder.path().join("file/prefix"), PrefixKey::new(&[], 1));
+        let mut blocked =
+            KeptPrefixes::new(&Files::default(), &folder.path().join("file/prefix"), PrefixKey::new(&[], 1));
         blocked.room_bytes = 1 << 20;
         std::fs::remove_dir_all(folder.path().join("file")).unwrap();
         blocked.write(&example(1, 9), &[1.0; 9]);

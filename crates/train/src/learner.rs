@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use data::Example;
-use formats::FormatError;
 use kernels::AdamWParameters;
 use model::{ModelError, Prefix, TrainingSession};
 
 use crate::adapter_file::{AdapterNotes, write_adapter};
+use crate::error::TrainError;
+use crate::files::Files;
 use crate::kept_prefix::{KeptPrefixes, PrefixKey};
 
 pub(crate) trait Learner {
@@ -24,12 +25,11 @@ pub(crate) trait Learner {
     fn update(&mut self, parameters: &AdamWParameters);
     fn zero_gradients(&mut self);
 
-    fn parameters(&self) -> Vec<f32>;
-    /// First and second moments, laid out as the parameters.
-    fn moments(&self) -> (Vec<f32>, Vec<f32>);
+    /// The parameters, their first and their second moments, all in the same order.
+    fn values(&self) -> [&[f32]; 3];
     fn restore(&mut self, parameters: &[f32], first: &[f32], second: &[f32]) -> Result<(), ModelError>;
     /// From now on what does not change between the visits of an example may be kept in `folder`.
-    fn keep_prefixes_in(&mut self, _folder: &Path) {}
+    fn keep_prefixes_in(&mut self, _files: &Files, _folder: &Path) {}
     /// What the user should know of what happened since the last call.
     fn take_notices(&mut self) -> Vec<String> {
         Vec::new()
@@ -37,7 +37,7 @@ pub(crate) trait Learner {
     /// The run is over: nothing that was kept for its sake is needed again.
     fn forget_prefixes(&mut self) {}
     /// Writes the adapter as it is into `folder`, replacing one that is there at once.
-    fn write_adapter(&self, folder: &Path, notes: &AdapterNotes) -> Result<(), FormatError>;
+    fn write_adapter(&self, files: &Files, folder: &Path, notes: &AdapterNotes) -> Result<(), TrainError>;
 }
 
 /// A model's session, with the outputs of its frozen prefix kept between visits where that was asked for.
@@ -81,8 +81,8 @@ impl Learner for SessionLearner {
             Ok(session.loss_from(prefix, &example.tokens, &example.loss_mask)?.loss_sum)
         })
     }
-    fn keep_prefixes_in(&mut self, folder: &Path) {
-        self.kept = self.key.take().map(|key| KeptPrefixes::new(folder, key));
+    fn keep_prefixes_in(&mut self, files: &Files, folder: &Path) {
+        self.kept = self.key.take().map(|key| KeptPrefixes::new(files, folder, key));
     }
     fn take_notices(&mut self) -> Vec<String> {
         self.kept.as_mut().map(KeptPrefixes::take_notices).unwrap_or_default()
@@ -106,17 +106,15 @@ impl Learner for SessionLearner {
     fn zero_gradients(&mut self) {
         self.session.zero_gradients();
     }
-    fn parameters(&self) -> Vec<f32> {
-        self.session.parameters().to_vec()
-    }
-    fn moments(&self) -> (Vec<f32>, Vec<f32>) {
-        self.session.optimizer_moments()
+    fn values(&self) -> [&[f32]; 3] {
+        let (first, second) = self.session.optimizer_moments();
+        [self.session.parameters(), first, second]
     }
     fn restore(&mut self, parameters: &[f32], first: &[f32], second: &[f32]) -> Result<(), ModelError> {
         self.session.set_parameters(parameters)?;
         self.session.set_optimizer_moments(first, second)
     }
-    fn write_adapter(&self, folder: &Path, notes: &AdapterNotes) -> Result<(), FormatError> {
-        write_adapter(folder, &self.session, notes)
+    fn write_adapter(&self, files: &Files, folder: &Path, notes: &AdapterNotes) -> Result<(), TrainError> {
+        write_adapter(files, folder, &self.session, notes)
     }
 }

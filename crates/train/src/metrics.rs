@@ -1,7 +1,8 @@
 //! `metrics.jsonl`: one JSON object a line, in the order of the run.
 //!
 //! An update writes `{"event": "step", ...}` with the fields of [`StepReport`], a validation
-//! `{"event": "validation", ...}` with those of [`ValidationReport`]. Lines are written before the state that includes
+//! `{"event": "validation", ...}` with those of [`ValidationReport`], a save that has ended `{"event": "saved", ...}`
+//! with those of [`SaveReport`](crate::SaveReport). Lines are written before the state that includes
 //! them is saved; lines of updates that a resumed run makes again are cut off first, so that every update has one line.
 
 use std::fs::File;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use device::Reading;
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::files::{FileError, Files};
+use crate::saving::SaveReport;
 
 /// One update of the optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,10 +72,13 @@ pub struct ValidationReport {
 pub(crate) enum Line<'a> {
     Step(&'a StepReport),
     Validation(&'a ValidationReport),
+    /// Says what a save took; not a part of what is equal between two equal runs.
+    Saved(&'a SaveReport),
 }
 
 /// The open metrics file of a run.
 pub(crate) struct Metrics {
+    files: Files,
     file: File,
     path: PathBuf,
 }
@@ -81,7 +86,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Opens the file for a run whose saved state has done `step` updates, the last of its validations after `validated`
     /// of them; none without a state. Cuts off what came after it.
-    pub fn open(path: &Path, step: Option<u64>, validated: Option<u64>) -> Result<Metrics, FileError> {
+    pub fn open(files: &Files, path: &Path, step: Option<u64>, validated: Option<u64>) -> Result<Metrics, FileError> {
         let keep = match File::open(path) {
             Ok(file) => {
                 step.map_or(Ok(0), |step| bytes_up_to(file, step, validated)).map_err(FileError::new("read", path))?
@@ -89,20 +94,38 @@ impl Metrics {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
             Err(error) => return Err(FileError::new("open", path)(error)),
         };
-        let file = files::append_file(path)?;
-        files::crash::point().and_then(|()| file.set_len(keep)).map_err(FileError::new("cut", path))?;
-        Ok(Metrics { file, path: path.to_owned() })
+        let file = files.append_file(path)?;
+        files.cut(&file, path, keep)?;
+        // The state that is saved next speaks of these lines: their file must have its name by then.
+        files.sync_folder(path.parent().expect("metrics lie in a run folder"))?;
+        Ok(Metrics { files: files.clone(), file, path: path.to_owned() })
     }
 
     pub fn write(&mut self, line: Line) -> Result<(), FileError> {
         let mut text =
             serde_json::to_vec(&line).map_err(std::io::Error::from).map_err(FileError::new("write", &self.path))?;
         text.push(b'\n');
-        files::write(&mut self.file, &self.path, &text)
+        self.files.write(&mut self.file, &self.path, &text)
     }
 
+    /// The same open file for the thread that saves: what a state speaks of must be on the disk before it.
+    pub fn to_sync(&self) -> Result<ToSync, FileError> {
+        let file = self.file.try_clone().map_err(FileError::new("open", &self.path))?;
+        Ok(ToSync { files: self.files.clone(), file, path: self.path.clone() })
+    }
+}
+
+/// An open file of another thread.
+pub(crate) struct ToSync {
+    files: Files,
+    file: File,
+    path: PathBuf,
+}
+
+impl ToSync {
+    /// Waits until what was written so far is on the disk.
     pub fn sync(&self) -> Result<(), FileError> {
-        files::sync(&self.file, &self.path)
+        self.files.sync(&self.file, &self.path)
     }
 }
 
@@ -184,7 +207,7 @@ mod tests {
     fn a_resumed_run_cuts_what_it_will_do_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut metrics = Metrics::open(&path, None, None).unwrap();
+        let mut metrics = Metrics::open(&Files::default(), &path, None, None).unwrap();
         metrics.write(Line::Validation(&validation(0))).unwrap();
         for number in 1..=3 {
             metrics.write(Line::Step(&step(number))).unwrap();
@@ -195,23 +218,23 @@ mod tests {
         // Torn last lines, and zeros where a power cut lost the content.
         for tail in [&b""[..], b"{\"event\": \"step\", \"step\": 2", b"\0\0\0\0\n", b"\n"] {
             std::fs::write(&path, [&whole, tail].concat()).unwrap();
-            drop(Metrics::open(&path, Some(3), Some(3)).unwrap());
+            drop(Metrics::open(&Files::default(), &path, Some(3), Some(3)).unwrap());
             assert_eq!(std::fs::read(&path).unwrap(), whole);
         }
-        let mut metrics = Metrics::open(&path, Some(2), Some(2)).unwrap();
+        let mut metrics = Metrics::open(&Files::default(), &path, Some(2), Some(2)).unwrap();
         metrics.write(Line::Step(&step(3))).unwrap();
         let (steps, validations) = read_metrics(&path).unwrap();
         assert_eq!(steps, [step(1), step(2), step(3)]);
         assert_eq!(validations, [validation(0), validation(1), validation(2)]);
-        drop(Metrics::open(&path, Some(2), Some(1)).unwrap());
+        drop(Metrics::open(&Files::default(), &path, Some(2), Some(1)).unwrap());
         assert_eq!(
             read_metrics(&path).unwrap().1,
             [validation(0), validation(1)],
             "the state has not validated update 2"
         );
-        drop(Metrics::open(&path, Some(0), Some(0)).unwrap());
+        drop(Metrics::open(&Files::default(), &path, Some(0), Some(0)).unwrap());
         assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![validation(0)]));
-        drop(Metrics::open(&path, None, None).unwrap());
+        drop(Metrics::open(&Files::default(), &path, None, None).unwrap());
         assert_eq!(read_metrics(&path).unwrap(), (vec![], vec![]));
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::saving::SaveTotals;
 use crate::state::ValidationPoint;
 
 /// Why training returned without an error.
@@ -51,4 +52,7 @@ pub struct TrainOutcome {
     pub validation_last: Option<ValidationPoint>,
     pub adapter_best: PathBuf,
     pub adapter_last: PathBuf,
+    /// What the saves of the last session took.
+    #[serde(default)]
+    pub saving: SaveTotals,
 }

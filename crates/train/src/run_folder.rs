@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{ConfigError, TrainConfig};
-use crate::files::{self, FileError};
+use crate::files::{FileError, Files};
 use crate::metrics::read_metrics;
 use crate::outcome::TrainOutcome;
 use crate::plan::TrainPlan;
@@ -102,6 +102,7 @@ pub struct ExampleList {
 pub struct RunFolder {
     path: PathBuf,
     manifest: Manifest,
+    files: Files,
     /// A new run belongs to its creator from the first file on; training takes the lock over.
     lock: Mutex<Option<RunLock>>,
 }
@@ -142,20 +143,25 @@ impl RunFolder {
     ///
     /// The run belongs to this process until its training ends or the `RunFolder` is dropped.
     pub fn create(path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
-        Self::create_locked(path, inputs).map_err(|error| match error {
+        Self::create_on(Files::default(), path, inputs)
+    }
+
+    /// The same on a disk with faults.
+    pub fn create_on(files: Files, path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
+        Self::create_locked(files, path, inputs).map_err(|error| match error {
             RunFolderError::File(error) => RunFolderError::File(error.of_new_run()),
             other => other,
         })
     }
 
-    fn create_locked(path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
+    fn create_locked(files: Files, path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
         match std::fs::read_dir(path) {
             Ok(_) => check_not_begun(path)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => files::create_folder(path)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => files.create_folder(path)?,
             Err(error) => return Err(FileError::new("read", path)(error).into()),
         }
-        files::make_folder_private(path)?;
-        let lock = RunLock::take(path)?;
+        files.make_folder_private(path)?;
+        let lock = RunLock::take(&files, path)?;
         // Another process may have begun, and even ended, while this one came to its turn.
         check_not_begun(path)?;
         let manifest = Manifest {
@@ -166,12 +172,17 @@ impl RunFolder {
             machine: device::Machine::describe(),
             inputs,
         };
-        files::replace_json(&path.join("run.json"), &manifest)?;
-        Ok(RunFolder { path: path.to_owned(), manifest, lock: Mutex::new(Some(lock)) })
+        files.replace_json(&path.join("run.json"), &manifest)?;
+        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(Some(lock)) })
     }
 
     /// Opens the folder of an existing run.
     pub fn open(path: &Path) -> Result<RunFolder, RunFolderError> {
+        Self::open_on(Files::default(), path)
+    }
+
+    /// The same on a disk with faults.
+    pub fn open_on(files: Files, path: &Path) -> Result<RunFolder, RunFolderError> {
         let manifest_path = path.join("run.json");
         let manifest: Manifest =
             read_json(&manifest_path)?.ok_or_else(|| RunFolderError::NotARun { path: path.to_owned() })?;
@@ -179,7 +190,7 @@ impl RunFolder {
             let what = format!("`{}` version {}, expected `{FORMAT}` {VERSION}", manifest.format, manifest.version);
             return Err(RunFolderError::Broken { path: manifest_path, what });
         }
-        Ok(RunFolder { path: path.to_owned(), manifest, lock: Mutex::new(None) })
+        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(None) })
     }
 
     pub fn path(&self) -> &Path {
@@ -203,6 +214,9 @@ impl RunFolder {
     /// What the frozen blocks below the adapter made of each example, while the run lasts.
     pub(crate) fn prefix_folder(&self) -> PathBuf {
         self.path.join("prefix")
+    }
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
     }
     pub(crate) fn state_folder(&self) -> PathBuf {
         self.path.join("state")
@@ -287,25 +301,28 @@ impl RunFolder {
         examples: &ExampleList,
     ) -> Result<(), RunFolderError> {
         let write = || {
-            files::replace_json(&self.path.join("config.json"), config)?;
-            files::replace_json(&self.path.join("plan.json"), plan)?;
-            files::replace_json(&self.path.join("examples.json"), examples)?;
-            files::create_folder(&self.state_folder())
+            self.files.replace_json(&self.path.join("config.json"), config)?;
+            self.files.replace_json(&self.path.join("plan.json"), plan)?;
+            self.files.replace_json(&self.path.join("examples.json"), examples)?;
+            self.files.create_folder(&self.state_folder())
         };
         Ok(write().map_err(FileError::of_new_run)?)
     }
     pub(crate) fn end(&self, outcome: &TrainOutcome) -> Result<(), RunFolderError> {
-        Ok(files::replace_json(&self.path.join("summary.json"), outcome)?)
+        Ok(self.files.replace_json(&self.path.join("summary.json"), outcome)?)
     }
 
     /// Takes the run for this process until the lock is dropped.
     pub(crate) fn lock(&self) -> Result<RunLock, RunFolderError> {
         let kept = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
-        kept.map_or_else(|| RunLock::take(&self.path), Ok)
+        kept.map_or_else(|| RunLock::take(&self.files, &self.path), Ok)
     }
 
-    fn is_locked(&self) -> bool {
+    pub(crate) fn is_locked(&self) -> bool {
         is_locked(&self.path)
+    }
+    pub(crate) fn lock_holder(&self) -> Option<u32> {
+        lock_holder(&self.path)
     }
 }
 
@@ -369,9 +386,9 @@ pub(crate) struct RunLock {
 
 impl RunLock {
     /// The system releases it when the process ends, however it ends, so a dead process leaves no lock behind.
-    fn take(run: &Path) -> Result<RunLock, RunFolderError> {
+    fn take(files: &Files, run: &Path) -> Result<RunLock, RunFolderError> {
         let path = run.join("lock");
-        let mut file = files::append_file(&path)?;
+        let mut file = files.append_file(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

@@ -12,7 +12,8 @@ use crate::cost::{CostHistory, RunWork};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::fake::{Fake, KINDS, example};
-use crate::files::crash;
+use crate::files::Files;
+use crate::files::crash::StopAfter;
 use crate::metrics::read_metrics;
 use crate::outcome::{RunEnd, TrainOutcome};
 use crate::plan::{TrainPlan, Trained};
@@ -56,9 +57,20 @@ impl Setup {
         resume: bool,
         observer: &mut dyn FnMut(&TrainEvent) -> Control,
     ) -> Result<TrainOutcome, TrainError> {
-        let run = match RunFolder::open(folder) {
+        self.run_on(Files::default(), folder, learner, resume, observer)
+    }
+
+    fn run_on(
+        &self,
+        files: Files,
+        folder: &Path,
+        learner: Fake,
+        resume: bool,
+        observer: &mut dyn FnMut(&TrainEvent) -> Control,
+    ) -> Result<TrainOutcome, TrainError> {
+        let run = match RunFolder::open_on(files.clone(), folder) {
             Ok(run) => run,
-            Err(_) => RunFolder::create(folder, Value::Null)?,
+            Err(_) => RunFolder::create_on(files, folder, Value::Null)?,
         };
         let begin = Begin {
             examples: &self.examples,
@@ -70,6 +82,7 @@ impl Setup {
             work: RunWork::of_tokens(&self.examples, &self.validation),
             setting: setting("fake"),
             cost_file: self.cost_file.as_deref(),
+            start: None,
         };
         train_learner(learner, begin, self.plan(), &run, resume, &mut device::NoSensors::default(), observer)
     }
@@ -119,7 +132,7 @@ fn ending(folder: &Path) -> Ending {
     progress.as_object_mut().unwrap().remove("seconds");
     Ending {
         adapters: BTreeMap::from([read("adapter/best"), read("adapter/last")]),
-        metrics: metrics.lines().map(timeless).collect(),
+        metrics: metrics.lines().map(timeless).filter(|line| line["event"] != "saved").collect(),
         parameters: state.parameters,
         moments: [state.first_moment, state.second_moment],
         progress,
@@ -184,7 +197,9 @@ fn a_run_learns_and_leaves_everything_behind() {
     let kinds: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
     assert_eq!(kinds.first(), Some(&"started"));
     assert_eq!(kinds.last(), Some(&"finished"));
-    assert_eq!(kinds.iter().filter(|kind| **kind == "saved").count(), 13);
+    let saves = kinds.iter().filter(|kind| **kind == "saved").count() as u64;
+    assert!((2..=13).contains(&saves), "the first, the last, and between them as many as the disk took: {saves}");
+    assert_eq!(outcome.saving.saves, saves);
     assert_eq!(events.iter().rfind(|event| event["event"] == "step").unwrap()["eta_seconds"].as_f64(), Some(0.0));
 }
 
@@ -197,21 +212,21 @@ fn an_interruption_at_any_place_and_another_while_resuming_change_nothing() {
     let mut places = 0;
     loop {
         let (_parent, path) = folder();
-        crash::arm(Some(places));
-        let first = setup.run(&path, Fake::default(), false, &mut |_| Control::Continue);
+        let (files, first) = StopAfter::operations(places);
+        let _ = setup.run_on(files, &path, Fake::default(), false, &mut |_| Control::Continue);
         // The resumed run is interrupted too, at a place that wanders.
-        crash::arm(Some(places * 7 % 41));
-        let _ = setup.run(&path, Fake::default(), true, &mut |_| Control::Continue);
-        crash::arm(None);
+        let (files, _) = StopAfter::operations(places * 7 % 41);
+        let _ = setup.run_on(files, &path, Fake::default(), true, &mut |_| Control::Continue);
         let outcome = setup.resume(&path);
         assert_eq!(outcome.step, 12);
         assert_equal(&ending(&path), &expected, &format!("interrupted at place {places}"));
-        if first.is_ok() {
+        if !first.is_over() {
             break;
         }
         places += 1;
     }
-    assert!(places > 150, "only {places} places");
+    // Fewer where the disk is slower than the updates: the saves between are put off.
+    assert!(places > 80, "only {places} places");
 }
 
 #[test]
@@ -250,7 +265,7 @@ fn resuming_a_finished_run_does_nothing_new() {
     let outcome = setup.run_to_end(&path);
     let before = ending(&path);
     let again = setup.resume(&path);
-    assert_eq!(TrainOutcome { seconds: outcome.seconds, ..again }, outcome);
+    assert_eq!(TrainOutcome { seconds: outcome.seconds, saving: outcome.saving, ..again }, outcome);
     assert_equal(&ending(&path), &before, "resumed");
 }
 
@@ -286,17 +301,19 @@ fn a_damaged_state_falls_back_says_so_and_ends_the_same() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&current, bytes).unwrap();
-    let mut seen = Vec::new();
+    let (mut seen, mut resumed) = (Vec::new(), Vec::new());
     let mut observe = |event: &TrainEvent| {
         match event {
             TrainEvent::Notice { message } => seen.push(message.clone()),
-            TrainEvent::Started { resumed_at, .. } => assert_eq!(*resumed_at, Some(6)),
+            TrainEvent::Started { resumed_at, .. } => resumed.extend(*resumed_at),
             _ => {}
         }
         Control::Continue
     };
     setup.run(&path, Fake::default(), true, &mut observe).unwrap();
-    assert!(seen.iter().any(|message| message.contains("damaged") && message.contains("after update 6")), "{seen:?}");
+    assert!(resumed.len() == 1 && resumed[0] < 7, "{resumed:?}");
+    let before = format!("after update {}", resumed[0]);
+    assert!(seen.iter().any(|message| message.contains("damaged") && message.contains(&before)), "{seen:?}");
     assert_equal(&ending(&path), &expected, "resumed");
 }
 

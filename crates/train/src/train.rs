@@ -1,5 +1,6 @@
 //! From inputs to a trainer: checks, memory, resume.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use device::Sensors;
 use formats::adapter::StackEntry;
 use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, ModelError, PlannedStep, StepOptions, TrainingSession};
 
-use crate::adapter_file::{AdapterNotes, Receipt};
+use crate::adapter_file::{AdapterNotes, Receipt, StartedFrom};
 use crate::config::TrainConfig;
 use crate::cost::{self, Candidate, CostHistory, Plateau, Prediction, Predictor, RunWork, Setting};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
 use crate::governor::{Governor, MissingSensor};
-use crate::hash::{example_hash, list_hash};
+use crate::hash::{example_hash, list_hash, record_hash};
 use crate::kept_prefix::PrefixKey;
 use crate::learner::{Learner, SessionLearner};
 use crate::memory::planned_step;
@@ -22,7 +23,7 @@ use crate::monitor::Monitor;
 use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
 use crate::run_folder::{ExampleList, ListedExample, RunFolder};
-use crate::state::{Identity, Progress};
+use crate::state::{Difference, DifferenceKind, Identity, Progress};
 use crate::trainer::{Costs, Job, Trainer, probe};
 
 /// What to train, on what, how, and where to keep it.
@@ -37,6 +38,8 @@ pub struct TrainInputs<'a> {
     /// Held-out examples that choose the best adapter; may be empty.
     pub validation: &'a [Example],
     pub config: &'a TrainConfig,
+    /// An adapter to begin from instead of a fresh one, with a fresh optimizer and schedule.
+    pub start: Option<StartingAdapter>,
     pub run: &'a RunFolder,
     /// Go on with the run in the folder. One that never saved starts from the beginning; one whose state is gone is
     /// refused.
@@ -44,6 +47,17 @@ pub struct TrainInputs<'a> {
     /// The file of what runs on this machine have cost: the plan is made from it, and this run is added to it. Without
     /// one a few steps are timed and nothing is remembered.
     pub cost_file: Option<&'a Path>,
+}
+
+/// The adapter that a run begins from.
+#[derive(Clone, Debug)]
+pub struct StartingAdapter {
+    /// For people: its path.
+    pub name: String,
+    /// Its values, of the shape that the configuration asks for. None in a run that goes on and has its state, when the
+    /// adapter itself is gone.
+    pub weights: Option<AdapterWeights>,
+    pub started_from: StartedFrom,
 }
 
 /// Trains an adapter. `observer` hears of everything and may stop the run after any event; what was done until then
@@ -59,7 +73,8 @@ pub fn train(
     let Prepared { config, spec, planned, work, plan } =
         Prepared::new(&inputs.model, inputs.on, inputs.examples, inputs.validation, inputs.config)?;
     let options = planned.options;
-    let session = new_session(&inputs.model, inputs.on, &spec, &config, options)?;
+    let start = inputs.start.as_ref();
+    let session = new_session(&inputs.model, inputs.on, &spec, &config, start, options)?;
     let is_visited_again = plan.tokens_total > plan.tokens_per_pass;
     let prefixes = (config.kept_prefix && session.prefix_blocks() > 0 && is_visited_again).then(|| {
         let stack = format!("{:?}", inputs.on.entries());
@@ -76,6 +91,7 @@ pub fn train(
         work,
         setting: setting(&options, inputs.model.content_hash()),
         cost_file: inputs.cost_file,
+        start,
     };
     train_learner(learner, begin, plan, inputs.run, inputs.resume, sensors, observer)
 }
@@ -96,7 +112,7 @@ pub fn plan(
     let setting = setting(&options, model.content_hash());
     let probed = match may_probe && !costs.is_enough(&setting) {
         true => {
-            let session = new_session(model, on, &spec, &config, options)?;
+            let session = new_session(model, on, &spec, &config, None, options)?;
             Some(probe(&mut SessionLearner::new(session, None), examples, &work)?)
         }
         false => None,
@@ -189,6 +205,7 @@ pub(crate) struct Begin<'a> {
     pub work: RunWork,
     pub setting: Setting,
     pub cost_file: Option<&'a Path>,
+    pub start: Option<&'a StartingAdapter>,
 }
 
 /// Trains whatever can learn: takes the run folder, goes on from its state or begins, and runs to the end.
@@ -226,6 +243,10 @@ pub(crate) fn train_learner<L: Learner>(
         }
         None => {
             run.check_never_trained()?;
+            if let Some(start) = begin.start.filter(|start| start.weights.is_none()) {
+                let problem = "it is gone, and this run has saved nothing yet; begin a new run".to_owned();
+                return Err(TrainError::Start { start: start.name.clone(), problem });
+            }
             None
         }
     };
@@ -266,13 +287,15 @@ pub(crate) fn train_learner<L: Learner>(
             base_name: begin.base_name,
             stack: begin.stack.to_vec(),
             receipt: Receipt {
+                records: seen_records(&list.training),
+                started_from: begin.start.map(|start| start.started_from.clone()),
                 examples: list.training.into_iter().map(|example| example.sha256).collect(),
                 config: begin.config.results_map(),
             },
         },
         costs: Costs { work: begin.work, setting: begin.setting, plateau, file: begin.cost_file },
     };
-    learner.keep_prefixes_in(&run.prefix_folder());
+    learner.keep_prefixes_in(run.files(), &run.prefix_folder());
     // An answer given before the first update counts as one given after it.
     let mut observer = |event: &TrainEvent| match observer(event) {
         Control::Continue if stop_asked => Control::Stop,
@@ -337,9 +360,19 @@ fn new_session(
     on: &AdapterStack,
     spec: &AdapterSpec,
     config: &TrainConfig,
+    start: Option<&StartingAdapter>,
     options: StepOptions,
 ) -> Result<TrainingSession, TrainError> {
-    let adapter = AdapterWeights::initialized(model.config(), spec.clone(), config.seed)?;
+    let adapter = match start.and_then(|start| Some((start, start.weights.as_ref()?))) {
+        None => AdapterWeights::initialized(model.config(), spec.clone(), config.seed)?,
+        Some((_, weights)) if weights.spec == AdapterSpec { dropout: weights.spec.dropout, ..spec.clone() } => {
+            AdapterWeights { spec: spec.clone(), ..weights.clone() }
+        }
+        Some((start, weights)) => {
+            let problem = format!("it has {:?}, the settings ask for {spec:?}", weights.spec);
+            return Err(TrainError::Start { start: start.name.clone(), problem });
+        }
+    };
     Ok(TrainingSession::stacked(Arc::clone(model), &on.weights(), &adapter, options)?)
 }
 
@@ -393,8 +426,15 @@ fn identity(begin: &Begin, list: &ExampleList, plan: &TrainPlan) -> Identity {
             plan.adapter_parameters,
             plan.trained_matrices
         ),
+        start: begin.start.map_or_else(String::new, |start| start.started_from.adapter.clone()),
         config: begin.config.to_map(),
     }
+}
+
+/// The records that training shows to the model, as targets or as earlier records.
+fn seen_records(examples: &[ListedExample]) -> Vec<String> {
+    let ids = examples.iter().flat_map(|example| example.retrieved_ids.iter().chain([&example.record_id]));
+    ids.map(|id| record_hash(id)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// What the user should know before the first update.
@@ -418,7 +458,7 @@ fn absent_notice(absent: &[device::Absent]) -> Option<String> {
 }
 
 /// The records that are not what they were, by name, where the run folder still lists them.
-fn changed_examples(run: &RunFolder, now: &ExampleList) -> Result<Vec<String>, TrainError> {
+fn changed_examples(run: &RunFolder, now: &ExampleList) -> Result<Vec<Difference>, TrainError> {
     const SHOWN: usize = 5;
     let Some(before) = run.examples()? else { return Ok(Vec::new()) };
     let mut differences = Vec::new();
@@ -441,7 +481,7 @@ fn changed_examples(run: &RunFolder, now: &ExampleList) -> Result<Vec<String>, T
         differences.truncate(SHOWN);
         differences.push(format!("{more} more records differ"));
     }
-    Ok(differences)
+    Ok(differences.into_iter().map(|text| Difference { kind: DifferenceKind::Data, text }).collect())
 }
 
 /// The best adapter lives in its own folder. If someone took it away, the next better one must not be compared

@@ -23,11 +23,9 @@ use crate::order::DataOrder;
 use crate::outcome::{RunEnd, TrainOutcome};
 use crate::plan::{supervised_tokens, validates_after, validations_between};
 use crate::run_folder::RunFolder;
+use crate::saving::Saving;
 use crate::schedule::Schedule;
-use crate::state::{Identity, LossTotal, Progress, State, ValidationPoint, file as state_file};
-
-/// A save by the clock must have cost less than this part of the time since the one before it.
-const SAVE_COST_MAX: f64 = 0.01;
+use crate::state::{Identity, LossTotal, Progress, ValidationPoint};
 /// A session of fewer updates says nothing about the next one.
 const MEASURED_UPDATES_MIN: u64 = 3;
 /// A probe times steps until it has so much, or has no more lengths to try.
@@ -81,28 +79,10 @@ pub(crate) struct Trainer<'a, L> {
     hold: Option<Hold>,
     /// Whether the watcher knows of it.
     hold_is_told: bool,
-    /// The update after which the state was last saved, and what that took.
-    saved: Option<Saved>,
+    saving: Saving,
     session: Stopwatch,
     observer: &'a mut dyn FnMut(&TrainEvent) -> Control,
     stop_asked: bool,
-}
-
-struct Saved {
-    step: u64,
-    validations: usize,
-    seconds: f64,
-    since: Stopwatch,
-}
-
-impl Saved {
-    fn new(progress: &Progress, seconds: f64) -> Self {
-        Self { step: progress.step, validations: progress.validations.len(), seconds, since: Stopwatch::start() }
-    }
-    /// Whether this is all that there is to save.
-    fn is_of(&self, progress: &Progress) -> bool {
-        self.step == progress.step && self.validations == progress.validations.len()
-    }
 }
 
 impl<'a, L: Learner> Trainer<'a, L> {
@@ -125,10 +105,13 @@ impl<'a, L: Learner> Trainer<'a, L> {
         let mut governor = Governor::new(config.limits());
         governor.go_back_to(hold.as_ref().map_or(&[], |hold| &hold.waits));
         let validated = saved.and_then(|progress| progress.validations.last()).map(|last| last.step);
+        let files = job.run.files();
+        let metrics = Metrics::open(files, &job.run.metrics_path(), saved.map(|progress| progress.step), validated)?;
+        let saving = Saving::new(config, files, job.run.state_folder(), metrics.to_sync()?, saved)?;
         Ok(Self {
             schedule: Schedule::new(config, updates),
             shuffled: (pass, order.shuffled(pass)),
-            metrics: Metrics::open(&job.run.metrics_path(), saved.map(|progress| progress.step), validated)?,
+            metrics,
             meter: Meter::new(job.costs.plateau),
             work_left: work.total(&order, updates, 0) - work.total(&order, progress.step, 0),
             processor_start_s: device::process_processor_seconds(),
@@ -137,7 +120,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
             governor,
             hold,
             hold_is_told: false,
-            saved: saved.map(|progress| Saved::new(progress, 0.0)),
+            saving,
             session: Stopwatch::start(),
             stop_asked: false,
             job,
@@ -159,7 +142,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             if self.validation_is_due() {
                 self.validate()?;
             }
-            if self.save_is_due() {
+            self.note_saved(false)?;
+            if self.saving.is_due(&self.progress) {
                 self.save()?;
             }
             if let Some(end) = self.end() {
@@ -335,7 +319,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         let is_best = self.progress.add_validation(ValidationPoint { step, loss });
         if is_best {
             // On disk before the state that speaks of it: a kill in between only makes the same adapter again.
-            self.learner.write_adapter(&self.job.run.best_adapter(), &self.job.notes)?;
+            self.learner.write_adapter(self.job.run.files(), &self.job.run.best_adapter(), &self.job.notes)?;
         }
         let seconds = watch.seconds();
         self.meter.add_validation(self.job.costs.work.validation, seconds);
@@ -345,25 +329,12 @@ impl<'a, L: Learner> Trainer<'a, L> {
         Ok(())
     }
 
-    fn save_is_due(&self) -> bool {
-        let Some(saved) = &self.saved else { return true };
-        if saved.is_of(&self.progress) {
-            return false;
-        }
-        match self.job.config.save_every_steps {
-            0 => {
-                let elapsed = saved.since.seconds();
-                elapsed >= self.job.config.save_every_seconds && saved.seconds <= SAVE_COST_MAX * elapsed
-            }
-            every => self.progress.step.is_multiple_of(every),
-        }
-    }
-
+    /// Afterwards everything is on the disk.
     fn save_what_is_not(&mut self) -> Result<(), TrainError> {
-        match &self.saved {
-            Some(saved) if saved.is_of(&self.progress) => Ok(()),
-            _ => self.save(),
+        if !self.saving.has(&self.progress) {
+            self.save()?;
         }
+        self.note_saved(true)
     }
 
     /// Waits, with everything saved, as long as the governor says so. If the watcher asks to stop meanwhile, `hold`
@@ -449,26 +420,21 @@ impl<'a, L: Learner> Trainer<'a, L> {
         Ok(())
     }
 
+    /// Hands the state to the saving thread.
     fn save(&mut self) -> Result<(), TrainError> {
-        let watch = Stopwatch::start();
+        self.note_saved(true)?;
         self.progress.seconds += self.session.lap();
-        let (first_moment, second_moment) = self.learner.moments();
-        let state = State {
-            identity: self.job.identity.clone(),
-            progress: self.progress.clone(),
-            parameters: self.learner.parameters(),
-            first_moment,
-            second_moment,
-        };
-        let sync = self.job.config.save_sync;
-        if sync {
-            self.metrics.sync()?;
+        self.saving.begin(&self.job.identity, &self.progress, self.learner.values())?;
+        self.note_saved(false)
+    }
+
+    /// Reports a save that has ended; `wait`: also one that is still under way.
+    fn note_saved(&mut self, wait: bool) -> Result<(), TrainError> {
+        if let Some(report) = self.saving.finished(wait)? {
+            self.metrics.write(Line::Saved(&report))?;
+            self.meter.add_overhead(report.blocked_seconds);
+            self.notify(&TrainEvent::Saved(report));
         }
-        let bytes = state_file::save(&self.job.run.state_folder(), &state, sync)?;
-        let (step, seconds) = (self.progress.step, watch.seconds());
-        self.meter.add_overhead(seconds);
-        self.saved = Some(Saved::new(&self.progress, seconds));
-        self.notify(&TrainEvent::Saved { step, bytes, seconds });
         Ok(())
     }
 
@@ -476,9 +442,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
     fn finish(mut self, end: RunEnd) -> Result<TrainOutcome, TrainError> {
         self.save_what_is_not()?;
         let run = self.job.run;
-        self.learner.write_adapter(&run.last_adapter(), &self.job.notes)?;
+        self.learner.write_adapter(run.files(), &run.last_adapter(), &self.job.notes)?;
         if self.job.validation.is_empty() && end.is_final() {
-            self.learner.write_adapter(&run.best_adapter(), &self.job.notes)?;
+            self.learner.write_adapter(run.files(), &run.best_adapter(), &self.job.notes)?;
         }
         let progress = &self.progress;
         let outcome = TrainOutcome {
@@ -496,6 +462,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
             validation_last: progress.validations.last().copied().filter(|point| point.step > 0),
             adapter_best: run.best_adapter(),
             adapter_last: run.last_adapter(),
+            saving: self.saving.totals(),
         };
         run.end(&outcome)?;
         self.remember_cost();
@@ -542,8 +509,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
     /// Saves the values as they were before the failed update, which has not touched them, and gives `error` back.
     fn keep_and_fail(&mut self, error: TrainError) -> TrainError {
         // The first failure is the one to report; if saving fails too, the state saved earlier is still there.
-        if self.progress.step > 0 && self.save().is_ok() {
-            let _ = self.learner.write_adapter(&self.job.run.last_adapter(), &self.job.notes);
+        let is_saved = self.saving.has(&self.progress) || (self.progress.step > 0 && self.save().is_ok());
+        if self.note_saved(true).is_ok() && is_saved && self.progress.step > 0 {
+            let _ = self.learner.write_adapter(self.job.run.files(), &self.job.run.last_adapter(), &self.job.notes);
         }
         error
     }

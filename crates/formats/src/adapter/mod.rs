@@ -12,7 +12,7 @@ mod stack;
 
 pub use gguf::write_gguf;
 pub use mlx::{read_mlx, write_mlx};
-pub use peft::{read_peft, write_peft};
+pub use peft::{peft_files, read_peft, write_peft};
 pub use stack::StackEntry;
 
 use crate::FormatError;

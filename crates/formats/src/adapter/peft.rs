@@ -24,8 +24,16 @@ const LAYOUT: Layout =
 /// Writes `adapter` into `folder`, which is made if needed; files and new folders are their owner's alone. Each file is complete on the disk before it gets its name,
 /// the tensors last; files of an earlier adapter stay whole until then.
 pub fn write_peft(folder: &Path, adapter: &AdapterFile) -> Result<(), FormatError> {
-    adapter.check(folder)?;
+    let files = peft_files(folder, adapter)?;
     atomic_write::create_private_folder(folder)?;
+    files.into_iter().try_for_each(|(name, bytes)| atomic_write::write(&folder.join(name), &bytes, Readers::OwnerOnly))
+}
+
+/// The files of `adapter`, each with its name, in the order in which they should be written; for writers that have
+/// their own way to the disk. `folder` only names the adapter in errors.
+pub fn peft_files(folder: &Path, adapter: &AdapterFile) -> Result<Vec<(&'static str, Vec<u8>)>, FormatError> {
+    adapter.check(folder)?;
+    let mut files = Vec::new();
     let mut tensors = Vec::with_capacity(2 * adapter.matrices.len());
     for matrix in &adapter.matrices {
         let (stem, r) = (format!("{}{}", LAYOUT.prefix, matrix.module), adapter.config.r);
@@ -44,10 +52,11 @@ pub fn write_peft(folder: &Path, adapter: &AdapterFile) -> Result<(), FormatErro
     if let Some(metadata) = &adapter.metadata {
         let metadata = json!(metadata);
         header.insert(METADATA_KEY.into(), metadata.to_string());
-        atomic_write::write(&folder.join(METADATA_FILE), &pretty(&metadata), Readers::OwnerOnly)?;
+        files.push((METADATA_FILE, pretty(&metadata)));
     }
-    atomic_write::write(&folder.join(CONFIG_FILE), &pretty(&config_json(&adapter.config)), Readers::OwnerOnly)?;
-    atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header), Readers::OwnerOnly)
+    files.push((CONFIG_FILE, pretty(&config_json(&adapter.config))));
+    files.push((TENSOR_FILE, safetensors_file::to_bytes(tensors, &header)));
+    Ok(files)
 }
 
 fn pretty(value: &Value) -> Vec<u8> {

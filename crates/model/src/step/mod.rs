@@ -236,9 +236,9 @@ impl TrainingSession {
         Ok(())
     }
     /// First and second moments, laid out as [`Self::parameters`].
-    pub fn optimizer_moments(&self) -> (Vec<f32>, Vec<f32>) {
+    pub fn optimizer_moments(&self) -> (&[f32], &[f32]) {
         let places = &self.program.places;
-        (self.ops.read(places.first_moment).to_vec(), self.ops.read(places.second_moment).to_vec())
+        (self.ops.read(places.first_moment), self.ops.read(places.second_moment))
     }
     pub fn set_optimizer_moments(&mut self, first: &[f32], second: &[f32]) -> Result<(), ModelError> {
         self.check_length(first)?;

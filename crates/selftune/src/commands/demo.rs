@@ -6,7 +6,7 @@ use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::model_store;
 use crate::preparation::{self, Division, HoldOut};
 use crate::terminal::{MARK, QUIET, Terminal, human_seconds};
-use crate::training::{self, RunInputs};
+use crate::training::{self, RunInputs, WatchArguments};
 use crate::workbench::{ComputeArguments, HistoryChoice, ModelChoice, Workbench};
 use data::{ExampleOptions, PinnedDate, Record};
 use model::{AdapterStack, AdapterWeights};
@@ -171,9 +171,13 @@ impl Demo<'_> {
             hold_out: HELD_OUT,
             history_hash: history.source_hash.clone(),
             data: preparation.account(),
+            from: None,
+            replaces: None,
         };
         let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
-        let outcome = training::train_with_progress(self.bench, &AdapterStack::default(), &preparation, self.config, &run, false, terminal)?;
+        let (on, watch) = (AdapterStack::default(), WatchArguments::default());
+        let outcome =
+            training::train_with_progress(self.bench, &on, &preparation, self.config, &run, false, None, &watch, terminal)?;
         if outcome.end == RunEnd::Interrupted {
             return Ok(Trained::Stopped(run.path().to_owned()));
         }

@@ -21,6 +21,9 @@ pub struct Arguments {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
+    /// Of an adapter: did its training see the record with this id?
+    #[arg(long, value_name = "ID")]
+    saw: Option<String>,
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
@@ -30,7 +33,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         return inspect_run(&path, terminal);
     }
     if path.join("adapter_config.json").is_file() {
-        return inspect_adapter(&path, arguments.tensors, terminal);
+        return inspect_adapter(&path, arguments.tensors, arguments.saw.as_deref(), terminal);
     }
     inspect_model(&model_store::resolve(name)?, arguments.tensors, terminal)
 }
@@ -136,7 +139,7 @@ fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcom
     Ok(ExitStatus::Done)
 }
 
-fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
+fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, terminal: &Terminal) -> Outcome {
     let file = formats::adapter::read_adapter(path).bad_input(format!("{} is no adapter", path.display()))?;
     let parameters: usize = file.matrices.iter().map(|matrix| matrix.a.len() + matrix.b.len()).sum();
     let mut modules: BTreeMap<&str, usize> = BTreeMap::new();
@@ -159,6 +162,21 @@ fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outc
         }
         None => field(terminal, "written by", "another program"),
     }
+    let receipt = file.metadata.as_ref().and_then(|metadata| serde_json::from_value::<train::Receipt>(metadata.receipt.clone()).ok());
+    if let Some(receipt) = &receipt {
+        field(terminal, "records", format!("hashes of {} ids", receipt.records.len()));
+        if let Some(start) = &receipt.started_from {
+            field(terminal, "began from", &start.adapter);
+        }
+    }
+    let saw = record.map(|record| receipt.as_ref().and_then(|receipt| receipt.saw(record)));
+    if let (Some(record), Some(saw)) = (record, saw) {
+        field(terminal, "saw", match saw {
+            Some(true) => format!("yes, its training saw record {record}"),
+            Some(false) => format!("no, its training did not see record {record}"),
+            None => "it cannot be told: there is no receipt of all that it was made from".to_owned(),
+        });
+    }
     if list_tensors {
         terminal.heading("Matrices");
         for matrix in &file.matrices {
@@ -175,6 +193,7 @@ fn inspect_adapter(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outc
         "scale": file.config.scale(),
         "parameters": parameters,
         "matrices": file.matrices.len(),
+        "saw": saw.flatten(),
         "metadata": file.metadata,
     }));
     Ok(ExitStatus::Done)

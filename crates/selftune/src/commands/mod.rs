@@ -37,5 +37,8 @@ commands! {
     Merge = merge,
     Export = export,
     Inspect = inspect,
+    Status = status,
+    Runs = runs,
+    Forget = forget,
     Bench = bench,
 }

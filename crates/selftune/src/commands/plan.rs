@@ -61,7 +61,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         battery_share: arguments.battery,
         memory_bytes: arguments.memory,
     };
-    show(&arguments.recipe.prepare(config, terminal)?, &asked, terminal)
+    show(&arguments.recipe.prepare(config, None, terminal)?, &asked, terminal)
 }
 
 /// Shorter lengths to try, as many as are below the longest example.

@@ -7,7 +7,7 @@ use crate::governing::GoverningArguments;
 use crate::preparation;
 use crate::recipe::{Prepared, Recipe};
 use crate::terminal::Terminal;
-use crate::training::{self, RunInputs};
+use crate::training::{self, RunInputs, WatchArguments};
 use crate::workbench::{self, AdapterBelow, Workbench};
 use model::AdapterStack;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,8 @@ use train::{MemoryLimit, RunEnd, RunFolder, TrainConfig};
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
 ///   selftune train --model M --data me.jsonl --memory 500MB
+///   selftune train --resume runs/me                                   go on with this run
+///   selftune train --from runs/me --model M --data grown.jsonl        a new run from what that one learned
 ///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
 ///   selftune train --model M --data me.jsonl --only-charging --battery-floor 30% --quiet-hours 22:00-07:00
 ///
@@ -42,6 +44,10 @@ pub struct Arguments {
         "prompt_field", "completion_field", "text_field", "quantize_bits", "quantize_group_size",
     ])]
     resume: Option<PathBuf>,
+    /// Begin a new run from what this adapter, or this run's best one, has learned: its values with a fresh optimizer and
+    /// schedule, its rank, alpha and targets. For a run that was interrupted use --resume
+    #[arg(long, value_name = "ADAPTER|RUN", conflicts_with = "resume")]
+    from: Option<PathBuf>,
     /// Folder of the run [default: runs/ and the history's name]
     #[arg(long, short, value_name = "RUN")]
     output: Option<PathBuf>,
@@ -57,15 +63,83 @@ pub struct Arguments {
     /// The most memory that the process may take, such as 900MB or 1.5GB [default: half of what is free]; the fastest plan that fits is used
     #[arg(long, value_parser = memory)]
     memory: Option<MemoryLimit>,
+    /// Save the state after every N updates, or every so many seconds (`30s`) [default: 10s]
+    #[arg(long, value_name = "N|SECONDS", value_parser = SaveEvery::parse)]
+    save_every: Option<SaveEvery>,
+    /// Write at most so much an hour for saving (`2GB`, `500MB`, 0 for no bound): flash wears out [default: 2GB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    save_bytes_per_hour: Option<u64>,
     /// Print the plan and stop, as `selftune plan` does
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     governing: GoverningArguments,
+    #[command(flatten)]
+    watch: WatchArguments,
 }
 
 fn memory(text: &str) -> Result<MemoryLimit, String> {
     MemoryLimit::parse(text)
+}
+
+/// When the state is saved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum SaveEvery {
+    Updates(u64),
+    Seconds(f64),
+}
+
+impl SaveEvery {
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = || format!("`{text}`: expected a number of updates, as 20, or of seconds, as 30s");
+        match text.strip_suffix('s') {
+            Some(seconds) => match seconds.trim().parse() {
+                Ok(seconds) if (0.0..1e9).contains(&seconds) => Ok(SaveEvery::Seconds(seconds)),
+                _ => Err(expected()),
+            },
+            None => text.parse().ok().filter(|&updates| updates > 0).map(SaveEvery::Updates).ok_or_else(expected),
+        }
+    }
+}
+
+/// `2GB`, `500 MB`, `0`: decimal units.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        _ => return Err(format!("`{text}`: the units are kB, MB, GB, TB")),
+    };
+    match digits.trim().parse::<f64>() {
+        Ok(number) if (0.0..9e18 / factor).contains(&number) => Ok((number * factor) as u64),
+        _ => Err(format!("`{text}`: expected a size, as 2GB or 500MB")),
+    }
+}
+
+impl Arguments {
+    /// The flags that change no result; they win over everything, also when a run goes on.
+    fn apply(&self, config: &mut TrainConfig) {
+        if let Some(threads) = self.recipe.threads {
+            config.threads = threads;
+        }
+        if let Some(memory) = self.memory {
+            config.memory = memory;
+        }
+        match self.save_every {
+            None => {}
+            Some(SaveEvery::Updates(updates)) => config.save_every_steps = updates,
+            Some(SaveEvery::Seconds(seconds)) => {
+                (config.save_every_steps, config.save_every_seconds) = (0, seconds);
+            }
+        }
+        if let Some(bytes) = self.save_bytes_per_hour {
+            config.save_bytes_per_hour = bytes;
+        }
+        self.governing.apply(config);
+    }
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
@@ -76,7 +150,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         return Err(Failure::usage(format!("--name {name:?}: expected letters, digits, '-', '_' and '.'")));
     }
     let mut config = arguments.recipe.configuration()?;
-    arguments.governing.apply(&mut config);
+    arguments.apply(&mut config);
     config.validate().bad_input("settings")?;
     if arguments.show_settings {
         terminal.line(config.to_toml().trim_end());
@@ -84,11 +158,12 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         return Ok(ExitStatus::Done);
     }
     let recipe = &arguments.recipe;
-    let prepared = recipe.prepare(config, terminal)?;
+    let prepared = recipe.prepare(config, arguments.from.as_deref(), terminal)?;
     if arguments.dry_run {
         return super::plan::show(&prepared, &super::plan::Asked::default(), terminal);
     }
-    let Prepared { history_choice, history, model_choice, bench, config, on, hold_out, preparation } = prepared;
+    let Prepared { history_choice, history, model_choice, bench, config, from, on, hold_out, preparation } = prepared;
+    let (from, start) = from.unzip();
     let inputs = RunInputs {
         model: model_choice,
         model_name: bench.model_name.clone(),
@@ -97,13 +172,17 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         hold_out,
         history_hash: history.source_hash.clone(),
         data: preparation.account(),
+        from,
+        replaces: None,
     };
     let path = match &arguments.output {
         Some(path) => path.clone(),
         None => free_run_path(recipe.data.as_deref().unwrap_or(Path::new("run")))?,
     };
     let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
-    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, false, terminal)?;
+    let outcome = training::train_with_progress(
+        &bench, &on, &preparation, &config, &run, false, start, &arguments.watch, terminal,
+    )?;
     conclude(&arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
 
@@ -118,20 +197,17 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
             path.display()
         ))
     })?;
-    if let Some(threads) = arguments.recipe.threads {
-        config.threads = threads;
-    }
-    if let Some(memory) = arguments.memory {
-        config.memory = memory;
-    }
-    arguments.governing.apply(&mut config);
+    arguments.apply(&mut config);
     config.validate().bad_input("settings")?;
     let history = inputs.history.read()?;
     let bench = Workbench::open(&inputs.model, arguments.recipe.reading.no_cache, terminal)?;
     let on = bench.adapters_below(&inputs.on)?;
     workbench::show_stack(on.entries(), terminal);
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
-    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, true, terminal)?;
+    let start = inputs.from.as_ref().map(|from| from.resume(&bench));
+    let outcome = training::train_with_progress(
+        &bench, &on, &preparation, &config, &run, true, start, &arguments.watch, terminal,
+    )?;
     conclude(arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
 

@@ -112,6 +112,8 @@ impl Scene {
                     hold_out,
                     history_hash: history.source_hash.clone(),
                     data: preparation.account(),
+                    from: None,
+                    replaces: None,
                 };
                 let mut inputs = serde_json::to_value(&inputs)?;
                 inputs["study_fingerprint"] = fingerprint.into();
@@ -126,10 +128,11 @@ impl Scene {
             examples: &preparation.training,
             validation: &preparation.validation,
             config: &config,
+            start: None,
+            cost_file: None,
             run: &run,
             resume: true,
             // Many small runs side by side: what they cost says nothing about a run alone.
-            cost_file: None,
         };
         let mut observer = |_: &train::TrainEvent| if stop_asked() { Control::Stop } else { Control::Continue };
         // The machine's counters would count every worker's energy for each of them.

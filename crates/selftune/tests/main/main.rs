@@ -9,6 +9,7 @@ mod memory;
 mod merging;
 mod plan;
 mod real_model;
+mod runs;
 mod stages;
 mod study;
 mod survival;

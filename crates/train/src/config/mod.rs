@@ -112,8 +112,12 @@ pub struct TrainConfig {
     pub threads: usize,
     /// Save the state after every so many updates; 0 means that `save_every_seconds` decides.
     pub save_every_steps: u64,
-    /// Save the state when so many seconds have passed since the last save and it took less than a hundredth of them.
+    /// Save the state when so many seconds have passed since the last save and it held up the training for less than a
+    /// hundredth of them.
     pub save_every_seconds: f64,
+    /// Saves write at most so many bytes an hour, the first hour's from the start; 0 means no bound. Flash wears out.
+    #[serde(default)]
+    pub save_bytes_per_hour: u64,
     /// Wait until a saved state has reached the disk, so that it survives a power cut too.
     pub save_sync: bool,
 
@@ -150,12 +154,13 @@ pub enum Stage {
 }
 
 /// Keys that may change when a run goes on, because no result depends on them.
-pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 12] = [
+pub const KEYS_WITHOUT_EFFECT_ON_RESULTS: [&str; 13] = [
     "memory",
     "kept_prefix",
     "threads",
     "save_every_steps",
     "save_every_seconds",
+    "save_bytes_per_hour",
     "save_sync",
     "only_charging",
     "battery_floor",

@@ -61,6 +61,8 @@ fn default() -> TrainConfig {
         threads: 0,
         save_every_steps: 0,
         save_every_seconds: 10.0,
+        // Eight hours a night: 6 TB a year, a few hundredths of what a phone's flash is rated for.
+        save_bytes_per_hour: 2_000_000_000,
         save_sync: true,
         only_charging: false,
         battery_floor: 0.0,

@@ -83,6 +83,7 @@ impl TrainConfig {
 
         count("threads", self.threads as u64, 0..=1024)?;
         count("save_every_steps", self.save_every_steps, 0..=COUNT_MAX)?;
+        count("save_bytes_per_hour", self.save_bytes_per_hour, 0..=COUNT_MAX)?;
         real("save_every_seconds", self.save_every_seconds, |x| x >= 0.0, "0 or more")?;
         self.validate_limits()
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::files::{FileError, Files};
 
 /// Measurements kept; the oldest go.
 const MEASUREMENTS_MAX: usize = 256;
@@ -162,7 +162,7 @@ impl CostHistory {
     /// Adds a measurement to the file. What is there and cannot be read is moved aside under a name of its own.
     pub fn add(path: &Path, measurement: Measurement) -> Result<(), CostFileError> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            files::create_folder(folder)?;
+            Files::default().create_folder(folder)?;
         }
         let _lock = lock(path)?;
         let mut history = match CostHistory::read(path) {
@@ -176,7 +176,7 @@ impl CostHistory {
         let excess = history.measurements.len().saturating_sub(MEASUREMENTS_MAX);
         history.measurements.drain(..excess);
         let written = Written { format: FORMAT, version: VERSION, measurements: &history.measurements };
-        Ok(files::replace_json(path, &written)?)
+        Ok(Files::default().replace_json(path, &written)?)
     }
 
     /// Whether the runs of this setting and model say more than a few steps would.
@@ -195,7 +195,7 @@ impl CostHistory {
 
 /// Two runs that end at once must both find their place.
 fn lock(path: &Path) -> Result<File, CostFileError> {
-    let file = files::append_file(&path.with_extension("lock"))?;
+    let file = Files::default().append_file(&path.with_extension("lock"))?;
     for _ in 0..LOCK_TRIES {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -211,7 +211,7 @@ fn lock(path: &Path) -> Result<File, CostFileError> {
 fn move_aside(path: &Path) -> Result<(), FileError> {
     let free = |number: &u32| std::fs::symlink_metadata(path.with_extension(format!("unreadable-{number}"))).is_err();
     let number = (1..1000).find(free).unwrap_or(1000);
-    files::rename(path, &path.with_extension(format!("unreadable-{number}")))
+    Files::default().rename(path, &path.with_extension(format!("unreadable-{number}")))
 }
 
 #[cfg(test)]

@@ -24,29 +24,54 @@ pub struct Identity {
     pub validation: String,
     /// The trained matrices with their shapes, as text.
     pub trained: String,
+    /// Hash of the adapter that the run began from; empty for a fresh one.
+    #[serde(default)]
+    pub start: String,
     /// The resolved configuration.
     pub config: Map<String, Value>,
 }
 
+/// Something that is not as it was when a run was saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub kind: DifferenceKind,
+    /// In words.
+    pub text: String,
+}
+
+/// What a run is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DifferenceKind {
+    Base,
+    Start,
+    Data,
+    Trained,
+    Config,
+}
+
 impl Identity {
     /// What differs between the run on disk (`self`) and the one that wants to go on, in words; empty if nothing does.
-    pub fn differences(&self, now: &Identity) -> Vec<String> {
+    pub fn differences(&self, now: &Identity) -> Vec<Difference> {
         let mut differences = Vec::new();
-        let mut compare = |what: &str, saved: &str, now: &str| {
+        let mut compare = |kind: DifferenceKind, what: &str, saved: &str, now: &str| {
             if saved != now {
-                differences.push(format!("{what} changed: {} in the saved run, {} now", short(saved), short(now)));
+                let text = format!("{what} changed: {} in the saved run, {} now", short(saved), short(now));
+                differences.push(Difference { kind, text });
             }
         };
-        compare("the base model", &self.base, &now.base);
-        compare("the training examples", &self.examples, &now.examples);
-        compare("the validation examples", &self.validation, &now.validation);
-        compare("the trained matrices", &self.trained, &now.trained);
+        use DifferenceKind::*;
+        compare(Base, "the base model", &self.base, &now.base);
+        compare(Start, "the adapter that it began from", &self.start, &now.start);
+        compare(Data, "the training examples", &self.examples, &now.examples);
+        compare(Data, "the validation examples", &self.validation, &now.validation);
+        compare(Trained, "the trained matrices", &self.trained, &now.trained);
         let keys = self.config.keys().chain(now.config.keys().filter(|key| !self.config.contains_key(*key)));
         for key in keys.filter(|key| !KEYS_WITHOUT_EFFECT_ON_RESULTS.contains(&key.as_str())) {
             let (saved, now) = (self.config.get(key), now.config.get(key));
             if saved != now {
                 let text = |value: Option<&Value>| value.map_or_else(|| "absent".to_owned(), Value::to_string);
-                differences.push(format!("`{key}` changed: {} in the saved run, {} now", text(saved), text(now)));
+                let text = format!("`{key}` changed: {} in the saved run, {} now", text(saved), text(now));
+                differences.push(Difference { kind: Config, text });
             }
         }
         differences
@@ -56,7 +81,11 @@ impl Identity {
 /// Hashes are long; their beginnings are enough to see that two differ.
 fn short(text: &str) -> &str {
     let is_hash = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_hash { &text[..12] } else { text }
+    match text {
+        "" => "none",
+        text if is_hash => &text[..12],
+        text => text,
+    }
 }
 
 /// Loss added up over tokens; the one definition of loss everywhere is the mean over supervised tokens.
@@ -153,24 +182,30 @@ mod tests {
             examples: "b".repeat(64),
             validation: "c".repeat(64),
             trained: "2 matrices".into(),
+            start: String::new(),
             config: config.as_object().unwrap().clone(),
         }
     }
 
     #[test]
     fn differences_name_everything_that_changed_and_nothing_else() {
-        assert_eq!(identity().differences(&identity()), Vec::<String>::new());
+        let differences = |now: &Identity| {
+            identity().differences(now).into_iter().map(|difference| difference.text).collect::<Vec<_>>()
+        };
+        assert_eq!(differences(&identity()), Vec::<String>::new());
         let mut now = identity();
         now.config["threads"] = 7.into();
-        assert_eq!(identity().differences(&now), Vec::<String>::new(), "threads change no result");
+        assert_eq!(differences(&now), Vec::<String>::new(), "threads change no result");
         now.base = "d".repeat(64);
+        now.start = "e".repeat(64);
         now.config["rank"] = 16.into();
         now.config.remove("learning_rate");
         now.config.insert("new".into(), true.into());
         assert_eq!(
-            identity().differences(&now),
+            differences(&now),
             [
                 "the base model changed: aaaaaaaaaaaa in the saved run, dddddddddddd now",
+                "the adapter that it began from changed: none in the saved run, eeeeeeeeeeee now",
                 "`rank` changed: 8 in the saved run, 16 now",
                 "`learning_rate` changed: 0.001 in the saved run, absent now",
                 "`new` changed: absent in the saved run, true now",

@@ -1,0 +1,311 @@
+//! `selftune forget`: a record leaves the history and every adapter that saw it.
+
+use crate::commands::runs::run_folders;
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
+use crate::preparation;
+use crate::terminal::Terminal;
+use crate::training::{self, FromAdapter, RunInputs, WatchArguments};
+use crate::workbench::{AdapterBelow, Workbench};
+use anyhow::Context;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use train::{Receipt, RunEnd, RunFolder, RunStatus, TrainConfig};
+
+/// Remove a record from the history, and from what was learned of it.
+///
+/// The record's line leaves the history file; every other byte stays. Each run whose adapter saw the record, as an
+/// answer, as an earlier record in a prompt, for validation, or through an adapter that it began from, is trained anew
+/// from its own configuration into a new run, and only then removed as a whole: adapters, state, metrics, report.
+/// A run that was interrupted here goes on when the command is given again.
+///
+/// Files are deleted as the system deletes them; a disk may keep their content until it needs the place.
+///
+/// Examples:
+///   selftune forget --record note-17 --history me.jsonl --dry-run    what would be done
+///   selftune forget --record note-17 --history me.jsonl
+///   selftune inspect runs/me/adapter/best --saw note-17              did this adapter see it?
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Arguments {
+    /// The record's id
+    #[arg(long, value_name = "ID")]
+    record: String,
+    /// The history it is in; without it the record stays there and only the adapters forget it
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// The folder that holds the run folders
+    #[arg(long, default_value = "runs", value_name = "FOLDER")]
+    runs: PathBuf,
+    /// Remove the runs that saw it without training new ones
+    #[arg(long)]
+    no_retrain: bool,
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Why a run has to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Saw {
+    /// The record was an answer to learn.
+    Trained,
+    /// It stood in the prompt of another one.
+    Retrieved,
+    /// It helped to choose the best adapter.
+    Validated,
+    /// The run began from, or stands on, an adapter that saw it.
+    Inherited,
+}
+
+struct Affected {
+    path: PathBuf,
+    saw: Saw,
+    inputs: RunInputs,
+    config: Option<TrainConfig>,
+}
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    let place = arguments.history.as_deref().map(|history| find(history, &arguments.record)).transpose()?.flatten();
+    let affected = affected_runs(&arguments.runs, &arguments.record)?;
+    let has_history = arguments.history.is_some();
+    if place.is_none() && affected.is_empty() {
+        let looked = arguments.history.iter().map(|path| path.display().to_string());
+        let looked: Vec<_> = looked.chain([format!("the runs in {}", arguments.runs.display())]).collect();
+        return Err(Failure::input(format!("there is no record {} in {}", arguments.record, looked.join(" nor in "))));
+    }
+    announce(&arguments, place.as_ref(), has_history, &affected, terminal);
+    let mut done: Vec<serde_json::Value> = Vec::new();
+    if !arguments.dry_run {
+        if let Some(place) = &place {
+            place.remove()?;
+        }
+        let mut replaced = BTreeMap::new();
+        for run in &affected {
+            let new = if arguments.no_retrain { None } else { Some(replace(run, &replaced, &arguments, terminal)?) };
+            std::fs::remove_dir_all(&run.path).with_context(|| format!("cannot remove {}", run.path.display()))?;
+            match &new {
+                Some(new) => terminal.line(format!("  {} is replaced by {}", run.path.display(), new.display())),
+                None => terminal.line(format!("  {} is removed", run.path.display())),
+            }
+            done.push(serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": new}));
+            replaced.extend(new.map(|new| (run.path.clone(), new)));
+        }
+    } else {
+        done.extend(affected.iter().map(|run| serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": null})));
+    }
+    terminal.json(&serde_json::json!({
+        "record": arguments.record,
+        "history": place.as_ref().map(|place| serde_json::json!({"path": place.file, "line": place.line})),
+        "runs": done,
+        "dry_run": arguments.dry_run,
+    }));
+    Ok(ExitStatus::Done)
+}
+
+fn announce(arguments: &Arguments, place: Option<&Place>, has_history: bool, affected: &[Affected], terminal: &Terminal) {
+    terminal.heading(format!("Record {}", arguments.record));
+    match place {
+        Some(place) => terminal.line(format!("  line {} of {} is removed", place.line, place.file.display())),
+        None if has_history => terminal.line("  it is no longer in the history"),
+        None => terminal.line("  stays in its history (--history removes it there)"),
+    }
+    for run in affected {
+        let why = match run.saw {
+            Saw::Trained => "was trained on it",
+            Saw::Retrieved => "saw it in the prompt of another record",
+            Saw::Validated => "was chosen with it",
+            Saw::Inherited => "began from an adapter that saw it",
+        };
+        let then = if arguments.no_retrain { "is removed" } else { "is trained anew, then removed" };
+        terminal.line(format!("  {} {why}: {then}", run.path.display()));
+    }
+    if affected.is_empty() {
+        terminal.line(format!("  no run in {} saw it", arguments.runs.display()));
+    }
+}
+
+/// Where a record stands.
+struct Place {
+    file: PathBuf,
+    /// Counted from 1.
+    line: usize,
+}
+
+/// Finds the record in a history of one record a line. None: it is not there.
+fn find(history: &Path, id: &str) -> Result<Option<Place>, Failure> {
+    let options = data::ReadOptions { on_bad_line: data::OnBadLine::Skip, ..data::ReadOptions::default() };
+    let records = data::read_history(history, &options).bad_input(format!("cannot use the history {}", history.display()))?;
+    let found = records.records.iter().find(|record| record.id == id);
+    Ok(found.map(|record| Place { file: record.file.to_path_buf(), line: record.line }))
+}
+
+impl Place {
+    /// Takes the line out of the file: at once, and with the rights and all other bytes that it had.
+    fn remove(&self) -> Result<(), Failure> {
+        let context = || format!("cannot remove line {} of {}", self.line, self.file.display());
+        // Through a link to the file itself.
+        let path = std::fs::canonicalize(&self.file).with_context(context)?;
+        let bytes = std::fs::read(&path).with_context(context)?;
+        let lines: Vec<&[u8]> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
+        let line = self.line.checked_sub(1).and_then(|index| lines.get(index));
+        if !line.is_some_and(|line| serde_json::from_slice::<serde_json::Map<_, _>>(line).is_ok()) {
+            return Err(Failure::input(format!(
+                "{}: the file does not hold one record a line; take the record out by hand and give the command again",
+                context()
+            )));
+        }
+        let rest: Vec<u8> =
+            lines.iter().enumerate().filter(|(index, _)| index + 1 != self.line).flat_map(|(_, line)| line.iter().copied()).collect();
+        let write = || {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(&rest)?;
+            file.as_file().set_permissions(std::fs::metadata(&path)?.permissions())?;
+            file.as_file().sync_all()?;
+            file.persist(&path)?;
+            // Not every system can sync a folder; the change is made all the same.
+            let _ = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
+            Ok::<_, std::io::Error>(())
+        };
+        Ok(write().with_context(context)?)
+    }
+}
+
+/// The runs that saw the record, those that others began from first.
+fn affected_runs(folder: &Path, id: &str) -> Result<Vec<Affected>, Failure> {
+    let mut affected: Vec<Affected> = Vec::new();
+    let mut others = Vec::new();
+    for path in run_folders(folder).bad_input(format!("cannot list {}", folder.display()))? {
+        let run = RunFolder::open(&path).map_err(training::run_failure)?;
+        let (inputs, config) = (RunInputs::of(&run)?, run.config().map_err(training::run_failure)?);
+        let saw = saw(&run, id)?;
+        let path = std::path::absolute(&path).unwrap_or(path);
+        match saw {
+            Some(saw) => affected.push(Affected { path, saw, inputs, config }),
+            None => others.push(Affected { path, saw: Saw::Inherited, inputs, config }),
+        }
+        let is_affected = saw.is_some();
+        if is_affected && run.watch().map_err(training::run_failure)?.status == RunStatus::Running {
+            return Err(Failure::input(format!("{} is being trained; stop it first (Ctrl-C saves it)", run.path().display())));
+        }
+    }
+    // A run that began from an affected one is affected, and so on.
+    while let Some(index) = others.iter().position(|run| affected.iter().any(|before| run.inputs.is_built_on(&before.path))) {
+        affected.push(others.remove(index));
+    }
+    // Stable: of two runs the one that the other is built on comes first.
+    let mut ordered: Vec<Affected> = Vec::new();
+    while !affected.is_empty() {
+        let free = |run: &Affected| !affected.iter().any(|other| run.path != other.path && run.inputs.is_built_on(&other.path));
+        let next = affected.iter().position(free).unwrap_or(0);
+        ordered.push(affected.remove(next));
+    }
+    Ok(ordered)
+}
+
+impl RunInputs {
+    /// Whether the run began from, or stands on, an adapter in the folder of another run.
+    fn is_built_on(&self, run: &Path) -> bool {
+        let below = self.on.iter().map(|below| &below.path);
+        self.from.iter().map(|from| &from.adapter).chain(below).any(|adapter| adapter.starts_with(run))
+    }
+}
+
+/// How the record came into a run, by its list of examples and by the receipt of its adapter.
+fn saw(run: &RunFolder, id: &str) -> Result<Option<Saw>, Failure> {
+    let examples = run.examples().map_err(training::run_failure)?.unwrap_or_default();
+    let all = || examples.training.iter().map(|entry| (entry, Saw::Trained)).chain(examples.validation.iter().map(|entry| (entry, Saw::Validated)));
+    if let Some((_, saw)) = all().find(|(entry, _)| entry.record_id == id) {
+        return Ok(Some(saw));
+    }
+    if all().any(|(entry, _)| entry.retrieved_ids.iter().any(|retrieved| retrieved == id)) {
+        return Ok(Some(Saw::Retrieved));
+    }
+    let adapter = formats::adapter::read_adapter(&run.best_adapter()).ok();
+    let receipt = adapter.and_then(|file| serde_json::from_value::<Receipt>(file.metadata?.receipt).ok());
+    Ok(receipt.and_then(|receipt| receipt.saw(id)).filter(|saw| *saw).map(|_| Saw::Inherited))
+}
+
+/// Trains the run anew without the record, or goes on with an attempt that was interrupted. Returns the new folder.
+fn replace(
+    old: &Affected,
+    replaced: &BTreeMap<PathBuf, PathBuf>,
+    arguments: &Arguments,
+    terminal: &Terminal,
+) -> Result<PathBuf, Failure> {
+    let config = old.config.as_ref().ok_or_else(|| {
+        Failure::input(format!("{} has no config.json to train it anew from; --no-retrain removes it", old.path.display()))
+    })?;
+    let attempt = attempt_to_replace(&old.path, &arguments.runs)?;
+    if let Some((path, true)) = attempt {
+        return Ok(path);
+    }
+    terminal.heading(format!("Training {} anew", old.path.display()));
+    let mut inputs = old.inputs.clone();
+    let history = inputs.history.read()?;
+    if history.records.iter().any(|record| record.id == arguments.record) {
+        return Err(Failure::input(format!(
+            "record {} is still in {}, the history of {}; say --history {0} to take it out",
+            arguments.record,
+            inputs.history.path.display(),
+            old.path.display()
+        )));
+    }
+    let bench = Workbench::open(&inputs.model, false, terminal)?;
+    let moved = |adapter: &Path| {
+        replaced.iter().find_map(|(old, new)| Some(new.join(adapter.strip_prefix(old).ok()?))).unwrap_or_else(|| adapter.to_owned())
+    };
+    let below: Vec<PathBuf> = inputs.on.iter().map(|below| moved(&below.path)).collect();
+    let on = bench.adapters(&below)?;
+    inputs.on = AdapterBelow::list(&below, &on);
+    let mut config = config.clone();
+    let from = inputs.from.as_ref().map(|from| FromAdapter::begin(&moved(&from.adapter), &bench, &mut config)).transpose()?;
+    let (from, start) = from.unzip();
+    let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
+    inputs.from = from;
+    inputs.history_hash = history.source_hash.clone();
+    inputs.data = preparation.account();
+    inputs.replaces = Some(old.path.clone());
+    let (run, resume) = match attempt {
+        Some((path, _)) => (RunFolder::open(&path).map_err(training::run_failure)?, true),
+        None => {
+            let path = free_path(&old.path)?;
+            (RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?, false)
+        }
+    };
+    let watch = WatchArguments::default();
+    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, resume, start, &watch, terminal)?;
+    if outcome.end == RunEnd::Interrupted {
+        return Err(Failure::interrupted(format!(
+            "{} is not trained to its end and {} is still there; give the command again to go on",
+            run.path().display(),
+            old.path.display()
+        )));
+    }
+    Ok(run.path().to_owned())
+}
+
+/// A run that an earlier call began in place of `old`, and whether it is finished.
+fn attempt_to_replace(old: &Path, runs: &Path) -> Result<Option<(PathBuf, bool)>, Failure> {
+    for path in run_folders(runs).bad_input(format!("cannot list {}", runs.display()))? {
+        let run = RunFolder::open(&path).map_err(training::run_failure)?;
+        let is_ours = RunInputs::of(&run).is_ok_and(|inputs| inputs.replaces.as_deref() == Some(old));
+        if is_ours && run.config().map_err(training::run_failure)?.is_some() {
+            let finished = run.watch().map_err(training::run_failure)?.status == RunStatus::Finished;
+            return Ok(Some((path, finished)));
+        }
+    }
+    Ok(None)
+}
+
+/// `NAME-2`, `NAME-3`, ... beside the old run.
+fn free_path(old: &Path) -> Result<PathBuf, Failure> {
+    let name = old.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_else(|| "run".to_owned());
+    (2..10_000)
+        .map(|number| old.with_file_name(format!("{name}-{number}")))
+        .find(|path| !path.exists())
+        .ok_or_else(|| Failure::usage(format!("there are thousands of runs beside {}", old.display())))
+}

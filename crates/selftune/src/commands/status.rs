@@ -1,0 +1,120 @@
+//! `selftune status`: how a run stands.
+
+use crate::failure::{ExitStatus, InputError, Outcome};
+use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds};
+use crate::training::{self, program};
+use std::path::PathBuf;
+use std::time::Duration;
+use train::{RunFolder, RunStatus, RunWatch};
+
+/// Say how a run stands, also while it trains.
+///
+/// Examples:
+///   selftune status runs/me             once
+///   selftune status runs/me --follow    until it ends or stops
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Arguments {
+    /// The run folder
+    run: PathBuf,
+    /// Look again every second until the run no longer trains (with --json: one object a line)
+    #[arg(long, short)]
+    follow: bool,
+}
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    let run = RunFolder::open(&arguments.run).bad_input("no status")?;
+    let mut shown = None;
+    loop {
+        let watch = run.watch().bad_input("no status")?;
+        // Only what is news.
+        if shown != Some((watch.step, watch.status)) {
+            if arguments.follow && shown.is_some() {
+                terminal.line(line(&watch));
+            } else {
+                show(&run, &watch, terminal);
+            }
+            terminal.json(&serde_json::json!({"run": watch}));
+            shown = Some((watch.step, watch.status));
+        }
+        if !arguments.follow || watch.status != RunStatus::Running || training::stop_asked() {
+            return Ok(ExitStatus::Done);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What a status is called.
+pub fn status_name(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::NotStarted => "not started",
+        RunStatus::Running => "running",
+        RunStatus::Stopped => "stopped",
+        RunStatus::Finished => "finished",
+    }
+}
+
+/// One line about a run that trains.
+fn line(watch: &RunWatch) -> String {
+    let mut line = format!("{}  {}/{} updates", status_name(watch.status), watch.step, watch.steps);
+    if let Some(loss) = watch.loss_recent {
+        line.push_str(&format!("  loss {loss:.3}"));
+    }
+    if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running) {
+        line.push_str(&format!("  {:.0} tokens/s  {} left", last.tokens_per_second, human_seconds(last.eta_seconds)));
+    }
+    line
+}
+
+fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
+    let field = |name: &str, value: String| terminal.line(format!("  {STRONG}{name:<12}{STRONG:#} {value}"));
+    let path = watch.path.display();
+    terminal.heading(format!("Run {path}"));
+    let status = match watch.process {
+        Some(process) => format!("running in process {process}"),
+        None => status_name(watch.status).to_owned(),
+    };
+    field("status", status);
+    if let Ok(inputs) = training::RunInputs::of(run) {
+        field("model", inputs.model_name);
+        field("history", inputs.history.path.display().to_string());
+    }
+    let share = 100.0 * watch.step as f64 / watch.steps.max(1) as f64;
+    field("progress", format!("{} of {} updates ({share:.0} %)", human_count(watch.step), human_count(watch.steps)));
+    if let (Some(first), Some(recent)) = (watch.loss_first, watch.loss_recent) {
+        field("loss", format!("{first:.3} in the first updates, {recent:.3} in the last"));
+    }
+    if let (Some(before), Some(best)) = (watch.validation_before, &watch.validation_best) {
+        field("held out", format!("{before:.3} before, {:.3} at best (update {})", best.loss, best.step));
+    }
+    if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running) {
+        field("left", format!("{} at {:.0} tokens/s", human_seconds(last.eta_seconds), last.tokens_per_second));
+    }
+    if let Some(saved) = &watch.saved {
+        let cost = format!("{} in {:.0} ms, {:.1} ms of the training", human_bytes(saved.bytes), 1e3 * saved.seconds, 1e3 * saved.blocked_seconds);
+        field("saved", format!("after update {} ({cost})", saved.step));
+    }
+    if let Some(hold) = &watch.hold {
+        let waits: Vec<_> = hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect();
+        field("waits for", waits.join("; and "));
+    }
+    match watch.status {
+        RunStatus::Running => {
+            if let Some(seconds) = watch.seconds_since_report.filter(|seconds| *seconds > 60.0 && watch.hold.is_none()) {
+                field("silent", format!("nothing was reported for {}", human_seconds(seconds)));
+            }
+        }
+        RunStatus::Stopped => field("go on", format!("{} train --resume {path}", program())),
+        RunStatus::Finished => field("use it", format!("{} chat --run {path}", program())),
+        RunStatus::NotStarted => field("begin", format!("{} train --output {path} ...", program())),
+    }
+}
+
+/// What the report of an evaluation in the run's folder decided.
+pub fn verdict(run: &RunFolder) -> Option<String> {
+    let text = std::fs::read_to_string(run.path().join("report.json")).ok()?;
+    let report: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(report.get("verdict")?.get("decision")?.as_str()?.replace('_', " "))
+}

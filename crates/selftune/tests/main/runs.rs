@@ -1,0 +1,147 @@
+//! Runs from outside: what they say while and after they train, new runs from old ones, and records that are forgotten.
+
+use crate::tiny::{Place, SHORT};
+use serde_json::Value;
+use std::path::Path;
+
+const TRAIN: &[&str] = &["train", "--model", "model", "--data", "history.jsonl"];
+
+fn train(place: &Place, output: &str, more: &[&str]) -> Value {
+    place.json(&[TRAIN, SHORT, &["--output", output], more].concat())
+}
+
+fn tensors(adapter: &Path) -> Vec<u8> {
+    std::fs::read(adapter.join("adapter_model.safetensors")).expect("an adapter")
+}
+
+#[test]
+fn events_status_runs_and_tensorboard_tell_the_same() {
+    let place = Place::new();
+    let arguments =
+        [TRAIN, SHORT, &["--output", "runs/me", "--json", "--events", "--tensorboard", "board", "--save-every", "1"]]
+            .concat();
+    let output = place.run(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect();
+    let (result, events) = lines.split_last().expect("lines");
+    let count = |kind: &str| events.iter().filter(|event| event["event"] == kind).count() as u64;
+    let steps = result["steps"].as_u64().expect("steps");
+    assert_eq!((count("started"), count("step"), count("finished")), (1, steps, 1));
+    assert!(count("saved") >= 2);
+
+    let status = place.json(&["status", "runs/me"]);
+    assert_eq!(status["run"]["status"], "finished");
+    assert_eq!((&status["run"]["step"], &status["run"]["steps"]), (&result["steps"], &result["steps_planned"]));
+    assert_eq!(status["run"]["validation_best"]["loss"], result["validation_best"]["loss"]);
+    assert_eq!(
+        status["run"]["saved"]["bytes"],
+        events.iter().rfind(|event| event["event"] == "saved").unwrap()["bytes"]
+    );
+    let text = String::from_utf8(place.run(&["status", "runs/me", "--follow"]).stdout).expect("UTF-8");
+    assert!(text.contains("finished") && text.contains("chat --run runs/me"), "{text}");
+
+    std::fs::create_dir(place.path("runs/no-run")).expect("a folder");
+    let runs = place.json(&["runs"]);
+    assert_eq!(runs["runs"].as_array().map(Vec::len), Some(1));
+    let text = String::from_utf8(place.run(&["runs"]).stdout).expect("UTF-8");
+    assert!(text.contains("history.jsonl") && text.contains("finished"), "{text}");
+    place.refuses(&["status", "runs/no-run"], 3, &["not a run folder"]);
+
+    // An event file: one record for its version, one for each update and each validation.
+    let file = std::fs::read_dir(place.path("board")).expect("the folder").next().expect("a file").expect("a file");
+    let bytes = std::fs::read(file.path()).expect("readable");
+    let (mut at, mut records) = (0, 0);
+    while at < bytes.len() {
+        at += 16 + u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")) as usize;
+        records += 1;
+    }
+    assert_eq!((at, records), (bytes.len(), 1 + steps + count("validation")));
+    place.refuses(&[TRAIN, &["--events"]].concat(), 2, &["--json"]);
+}
+
+#[test]
+fn a_new_run_begins_from_an_adapter_and_a_grown_history_leads_there() {
+    let place = Place::new();
+    let first = train(&place, "runs/one", &["--set", "rank=4"]);
+    let grown = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    let grown = grown + "{\"id\": \"new\", \"prompt\": \"what is new\", \"completion\": \"this\"}\n";
+    place.write("history.jsonl", &grown);
+    // The last record is held out, so one that was held out is now trained on.
+    place.refuses(
+        &["train", "--resume", "runs/one"],
+        3,
+        &["cannot go on", "Nothing was changed", "train --from runs/one"],
+    );
+
+    let second = train(&place, "runs/two", &["--from", "runs/one"]);
+    let inspected = place.json(&["inspect", "runs/two/adapter/best"]);
+    assert_eq!(inspected["rank"], 4, "the adapter decides its shape");
+    let start = &inspected["metadata"]["receipt"]["started_from"];
+    assert!(start["adapter"].as_str().is_some_and(|hash| hash.len() == 64), "{start}");
+    // Better than nothing from its first update on.
+    let loss = |run: &Value, key: &str| run[key].as_f64().expect("a loss");
+    assert!(loss(&second, "first_loss") < loss(&first, "first_loss"), "{second}");
+    assert_ne!(tensors(&place.path("runs/one/adapter/best")), tensors(&place.path("runs/two/adapter/best")));
+    let before = tensors(&place.path("runs/two/adapter/last"));
+    place.json(&["train", "--resume", "runs/two"]);
+    assert_eq!(before, tensors(&place.path("runs/two/adapter/last")));
+
+    let contradicts = [TRAIN, SHORT, &["--output", "runs/three", "--from", "runs/one", "--set", "rank=16"]].concat();
+    place.refuses(&contradicts, 2, &["`rank` is 16 in the settings and 4 in"]);
+    place.refuses(&["train", "--resume", "runs/one", "--from", "runs/two"], 2, &["cannot be used with"]);
+    let missing = [TRAIN, SHORT, &["--output", "runs/three", "--from", "runs/nothing"]].concat();
+    place.refuses(&missing, 3, &["runs/nothing"]);
+}
+
+#[test]
+fn a_forgotten_record_leaves_history_adapters_and_their_heirs() {
+    let place = Place::new();
+    train(&place, "runs/first", &[]);
+    train(&place, "runs/heir", &["--from", "runs/first", "--newest", "30"]);
+    train(&place, "runs/stranger", &["--newest", "20"]);
+    let stranger = tensors(&place.path("runs/stranger/adapter/best"));
+    let saw = |run: &str| place.json(&["inspect", &format!("runs/{run}/adapter/best"), "--saw", "r3"])["saw"].clone();
+    assert_eq!((saw("first"), saw("heir"), saw("stranger")), (true.into(), true.into(), false.into()));
+
+    let history = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    let forget = ["forget", "--record", "r3", "--history", "history.jsonl"];
+    let planned = place.json(&[&forget[..], &["--dry-run"]].concat());
+    assert_eq!(planned["history"]["line"], 4);
+    let why: Vec<_> = planned["runs"].as_array().expect("runs").iter().map(|run| run["saw"].clone()).collect();
+    assert_eq!(why, ["trained", "inherited"]);
+    assert_eq!(
+        std::fs::read_to_string(place.path("history.jsonl")).expect("the history"),
+        history,
+        "nothing is changed"
+    );
+
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::Permissions::from_mode(0o640);
+        std::fs::set_permissions(place.path("history.jsonl"), mode).expect("rights");
+    }
+    place.json(&forget);
+    let left = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    let line = history.lines().nth(3).expect("a line");
+    assert!(line.contains("\"r3\""));
+    assert_eq!(left, history.replace(&format!("{line}\n"), ""), "every other byte stays");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(place.path("history.jsonl")).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+    }
+    assert!(!place.path("runs/first").exists() && !place.path("runs/heir").exists());
+    assert_eq!((saw("first-2"), saw("heir-2")), (false.into(), false.into()));
+    assert_eq!(stranger, tensors(&place.path("runs/stranger/adapter/best")));
+    // The same bytes as those of a run that never had the record.
+    train(&place, "runs/never", &[]);
+    assert_eq!(tensors(&place.path("runs/never/adapter/best")), tensors(&place.path("runs/first-2/adapter/best")));
+
+    place.refuses(&forget, 3, &["no record r3 in history.jsonl"]);
+    place.refuses(&["forget", "--record", "r5"], 3, &["still in"]);
+    assert!(place.path("runs/first-2").exists());
+}
