@@ -203,7 +203,7 @@ impl Benchmark<'_, '_> {
             None | Some(Value::Null) => (place + 1).to_string(),
             Some(id) => name_text("id", id)?,
         };
-        let time = record_time(&fields)?;
+        let time = record_time(&fields)?.seconds();
         let task = match question {
             Some(question) => {
                 // What may be answered is said in the question only.
@@ -234,7 +234,7 @@ impl Benchmark<'_, '_> {
             format!("question \"{}\" is in the words of no task of the benchmark: \"{}\"", shown(&id), shown(input))
         })?;
         let beside = ["output", "gold"].iter().find_map(|name| name_text(name, asked.get(*name)?).ok());
-        Ok(Question { id, task, fields, time: record_time(&asked)?, answer: beside })
+        Ok(Question { id, task, fields, time: record_time(&asked)?.seconds(), answer: beside })
     }
 
     fn take_question(&mut self, person: &Person, question: Question) {

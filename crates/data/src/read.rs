@@ -6,7 +6,7 @@
 use crate::error::DataError;
 use crate::record::{DEFAULT_USER, History, Record, RecordBody, SkippedLine, Split};
 use crate::tasks::{ColumnNames, TASKS, Task};
-use crate::time::record_time;
+use crate::time::{RecordTime, ShortDate, record_time, settle_short_dates};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -71,18 +71,33 @@ pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataE
         other_users: OtherUsers::default(),
         file_has_begun: false,
         is_folder: path.is_dir(),
+        short_dates: HashMap::new(),
     };
     for (file, split) in history_files(path)? {
         reader.read_file(&file, split)?;
     }
-    let Reader { mut history, hash, other_users, .. } = reader;
+    let Reader { mut history, hash, other_users, short_dates, .. } = reader;
     history.source_hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if history.records.is_empty() {
         return Err(nothing_read(path, &history, options, &other_users));
     }
+    date_by_habit(&mut history, short_dates);
     put_oldest_first(&mut history.records);
     notice_people(&mut history);
     Ok(history)
+}
+
+/// Gives the records with short dates their times, person by person.
+fn date_by_habit(history: &mut History, short_dates: HashMap<String, Vec<(usize, ShortDate)>>) {
+    let mut unclear = 0;
+    for dated in short_dates.into_values() {
+        let dates: Vec<ShortDate> = dated.iter().map(|(_, date)| *date).collect();
+        for ((place, _), time) in dated.into_iter().zip(settle_short_dates(&dates)) {
+            history.records[place].time = time;
+            unclear += usize::from(time.is_none());
+        }
+    }
+    history.notice("records keep the file's order: their date does not tell day from month", unclear);
 }
 
 /// Notices people whose records can teach or prove little.
@@ -183,6 +198,8 @@ pub(crate) struct Reader<'a> {
     file_has_begun: bool,
     /// Whether the history is a folder, so that messages must name the file in it.
     is_folder: bool,
+    /// Of each user, the records whose date does not tell day from month.
+    short_dates: HashMap<String, Vec<(usize, ShortDate)>>,
 }
 
 /// Users that the filter left out, in order of their first record.
@@ -382,7 +399,12 @@ impl Reader<'_> {
         let body = task.read(fields, &self.options.columns).map_err(|reason| {
             format!("{reason}; a {} record has {}", task.name(), task.expects(&self.options.columns))
         })?;
-        self.push(id, user, time, body, file, line, split).map(|_| ())
+        let record = self.push(id, user, time.seconds(), body, file, line, split)?;
+        if let RecordTime::Short(date) = time {
+            let (user, place) = (record.user.clone(), record.sequence);
+            self.short_dates.entry(user).or_default().push((place, date));
+        }
+        Ok(())
     }
 
     /// Whether this user's records are read; one of another user is counted.

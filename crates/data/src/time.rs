@@ -9,9 +9,90 @@ const TIME_FIELDS: [&str; 4] = ["time", "timestamp", "date", "year"];
 /// Years that a bare number can mean; anything larger is seconds.
 const YEARS: std::ops::RangeInclusive<i64> = 1000..=9999;
 
-/// Seconds since 1970 of a record, or why its time cannot be read. A record without a time field has none.
-pub fn record_time(fields: &Map<String, Value>) -> Result<Option<i64>, String> {
+/// A record's time as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordTime {
+    /// No field tells it.
+    Missing,
+    /// Seconds since 1970.
+    At(i64),
+    /// `5-1-2016`: whether the day or the month comes first is the writer's habit, see [`settle_short_dates`].
+    Short(ShortDate),
+}
+
+impl RecordTime {
+    /// Seconds since 1970 where they are known from the record alone.
+    pub fn seconds(self) -> Option<i64> {
+        match self {
+            RecordTime::Missing => None,
+            RecordTime::At(seconds) => Some(seconds),
+            RecordTime::Short(date) => match (date.at(DateOrder::DayFirst), date.at(DateOrder::MonthFirst)) {
+                (Some(time), None) | (None, Some(time)) => Some(time),
+                (day_first, month_first) => day_first.filter(|_| day_first == month_first),
+            },
+        }
+    }
+}
+
+/// A date of two short numbers and a year.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortDate {
+    first: i8,
+    second: i8,
+    year: i16,
+}
+
+/// Which of the two short numbers is the day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DateOrder {
+    DayFirst,
+    MonthFirst,
+}
+
+impl ShortDate {
+    fn parse(text: &str) -> Option<ShortDate> {
+        let mut parts = text.trim().split(['-', '/', '.']);
+        let mut number = |digits: std::ops::RangeInclusive<usize>| {
+            let part = parts.next()?;
+            let is_number = digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| part.parse::<i16>().ok()).flatten()
+        };
+        let (first, second, year) = (number(1..=2)?, number(1..=2)?, number(4..=4)?);
+        let date = ShortDate { first: first as i8, second: second as i8, year };
+        let is_date = date.at(DateOrder::DayFirst).or(date.at(DateOrder::MonthFirst)).is_some();
+        (parts.next().is_none() && is_date).then_some(date)
+    }
+
+    fn at(self, order: DateOrder) -> Option<i64> {
+        let (day, month) = match order {
+            DateOrder::DayFirst => (self.first, self.second),
+            DateOrder::MonthFirst => (self.second, self.first),
+        };
+        date_time(jiff::civil::Date::new(self.year, month, day).ok()?)
+    }
+}
+
+/// The times of one person's short dates, in their order. Dates that are possible in one order only tell the order of
+/// the others; where they tell nothing or disagree, the time of the others stays unknown.
+pub fn settle_short_dates(dates: &[ShortDate]) -> Vec<Option<i64>> {
+    let is_told = |order, other| dates.iter().any(|date| date.at(order).is_some() && date.at(other).is_none());
+    let (day_first, month_first) =
+        (is_told(DateOrder::DayFirst, DateOrder::MonthFirst), is_told(DateOrder::MonthFirst, DateOrder::DayFirst));
+    let order = match (day_first, month_first) {
+        (true, false) => Some(DateOrder::DayFirst),
+        (false, true) => Some(DateOrder::MonthFirst),
+        _ => None,
+    };
+    let alone = |date: &ShortDate| RecordTime::Short(*date).seconds();
+    dates.iter().map(|date| alone(date).or_else(|| date.at(order?))).collect()
+}
+
+/// The time of a record, or why it cannot be read.
+pub fn record_time(fields: &Map<String, Value>) -> Result<RecordTime, String> {
     for name in TIME_FIELDS {
+        if let Some(date) = fields.get(name).and_then(Value::as_str).and_then(ShortDate::parse) {
+            return Ok(RecordTime::Short(date));
+        }
         let time = match fields.get(name) {
             None | Some(Value::Null) => continue,
             Some(Value::Number(number)) => number_time(number.as_f64().unwrap_or(f64::NAN), name == "year"),
@@ -19,14 +100,14 @@ pub fn record_time(fields: &Map<String, Value>) -> Result<Option<i64>, String> {
             Some(_) => None,
         };
         return match time {
-            Some(time) => Ok(Some(time)),
+            Some(time) => Ok(RecordTime::At(time)),
             None => Err(format!(
                 "field \"{name}\" is no time; expected seconds since 1970, a year, or a date such as 2024-05-31 or \
                  2024-05-31T08:30:00Z"
             )),
         };
     }
-    Ok(None)
+    Ok(RecordTime::Missing)
 }
 
 fn number_time(number: f64, is_year_field: bool) -> Option<i64> {
@@ -128,7 +209,24 @@ mod tests {
     use super::*;
 
     fn time_of(json: &str) -> Result<Option<i64>, String> {
-        record_time(&serde_json::from_str(json).unwrap())
+        record_time(&serde_json::from_str(json).unwrap()).map(RecordTime::seconds)
+    }
+
+    #[test]
+    fn short_dates_are_read_by_the_habit_of_the_person() {
+        const DAY: i64 = 86400;
+        let settled = |dates: &[&str]| {
+            let dates: Vec<ShortDate> = dates.iter().map(|date| ShortDate::parse(date).unwrap()).collect();
+            settle_short_dates(&dates).into_iter().map(|time| time.map(|time| time / DAY)).collect::<Vec<_>>()
+        };
+        // The 13th cannot be a month: it tells that the day comes second, or first.
+        assert_eq!(settled(&["2-1-1970", "1-13-1970"]), [Some(31), Some(12)]);
+        assert_eq!(settled(&["2/1/1970", "13/1/1970"]), [Some(1), Some(12)]);
+        assert_eq!(settled(&["02.01.1970", "1.1.1970"]), [None, Some(0)], "nothing tells the order");
+        assert_eq!(settled(&["2-1-1970", "1-13-1970", "14-1-1970"]), [None, Some(12), Some(13)], "they disagree");
+        for bad in ["13-13-2015", "0-1-2015", "1-1-15", "1-1-2015-1", "2015-1-1", "31-2-2015", "+1-1-2015", "1--2015"] {
+            assert_eq!(ShortDate::parse(bad), None, "{bad}");
+        }
     }
 
     #[test]
@@ -154,9 +252,14 @@ mod tests {
 
     #[test]
     fn what_is_no_time_is_said_with_the_field() {
-        for json in
-            [r#"{"time": "soon"}"#, r#"{"year": 99999}"#, r#"{"time": 1e300}"#, r#"{"date": [1]}"#, r#"{"year": 1.5}"#]
-        {
+        for json in [
+            r#"{"time": "soon"}"#,
+            r#"{"year": 99999}"#,
+            r#"{"time": 1e300}"#,
+            r#"{"date": [1]}"#,
+            r#"{"year": 1.5}"#,
+            r#"{"date": "32-1-2015"}"#,
+        ] {
             let reason = time_of(json).unwrap_err();
             assert!(reason.contains("is no time") && reason.contains("expected"), "{json}: {reason}");
         }

@@ -38,6 +38,25 @@ fn every_kind_of_record_is_recognised() {
 }
 
 #[test]
+fn dates_with_the_month_first_are_put_in_order() {
+    let line =
+        |user: &str, date: &str| format!("{{\"user\": \"{user}\", \"date\": \"{date}\", \"text\": \"{date}\"}}\n");
+    // One person writes the month first, one the day; of the third nothing tells.
+    let text = ["2-1-2015", "1-30-2015", "1-2-2015"].map(|date| line("a", date)).concat()
+        + &["2.1.2015", "30.1.2015", "1.2.2015"].map(|date| line("b", date)).concat()
+        + &["2-1-2015", "1-2-2015"].map(|date| line("c", date)).concat();
+    let history = read_text(&text).unwrap();
+    let of = |user: &str| -> Vec<String> {
+        history.records.iter().filter(|record| record.user == user).map(|record| record.answer()).collect()
+    };
+    assert_eq!(of("a"), ["1-2-2015", "1-30-2015", "2-1-2015"]);
+    assert_eq!(of("b"), ["2.1.2015", "30.1.2015", "1.2.2015"]);
+    assert_eq!(of("c"), ["2-1-2015", "1-2-2015"]);
+    let unclear = history.noticed.iter().find(|noticed| noticed.what.contains("day from month"));
+    assert_eq!(unclear.map(|noticed| noticed.count), Some(2));
+}
+
+#[test]
 fn a_fault_is_named_with_its_place_and_what_was_expected() {
     let deep = format!("{{\"text\": {}1{}}}", "[".repeat(500), "]".repeat(500));
     let cases: Vec<(&[u8], &[&str])> = vec![

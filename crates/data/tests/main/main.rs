@@ -7,6 +7,7 @@ mod examples;
 mod git_import;
 mod history;
 mod imports;
+mod isolation;
 mod masks;
 mod real_model;
 mod support;

@@ -97,7 +97,7 @@ fn external_power(pmset: &str) -> Found<bool> {
     }
 }
 
-/// ` -InternalBattery-0 (id=4653155)	85%; discharging; 3:24 remaining present: true`
+/// ` -InternalBattery-0 (id=4653155) 85%; discharging; 3:24 remaining present: true`
 fn battery(pmset: &str, details: &BatteryDetails) -> Found<Battery> {
     let line = pmset.lines().find(|line| line.contains("InternalBattery")).ok_or("this machine has no battery")?;
     let mut parts = line.split(';').map(str::trim);
@@ -145,7 +145,7 @@ fn registry_value<'a>(ioreg: &'a str, key: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
-/// `CPU_Speed_Limit 	= 100`; processors of Apple's own have no such line.
+/// `CPU_Speed_Limit  = 100`; processors of Apple's own have no such line.
 fn speed_limit(pmset: &str) -> Found<f64> {
     let line =
         pmset.lines().find(|line| line.contains("CPU_Speed_Limit")).ok_or("this processor does not report it")?;

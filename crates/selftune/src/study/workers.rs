@@ -1,7 +1,7 @@
 //! Hands units to workers, each as soon as what it needs is there, and tells how far it has come.
 //!
-//! Workers are threads that share the mapped model. Units are independent, so that two workers with one thread each
-//! do more than one worker with two: nothing waits for the other half of a product.
+//! Workers are threads that share the mapped model. Units are independent: no worker waits for another one's half of a
+//! product. That this makes many workers faster than one with many threads is an assumption, not a measurement.
 
 use super::Scene;
 use super::units::{Kind, Unit, Units};
