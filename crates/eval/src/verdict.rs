@@ -1,8 +1,10 @@
 //! What may honestly be said about an adapter, and whether to keep it.
 //!
 //! The rule: an adapter is kept if, on the person's newest held-out records, its loss per answer token lies below
-//! the base model's with a 95 % interval that excludes zero, over at least [`QUERIES_MIN`] queries. Everything else
-//! (another person's adapter, retrieval, the words in common) is reported beside the decision and never hidden.
+//! the base model's with a 95 % interval that excludes zero, over at least [`QUERIES_MIN`] queries. An adapter that was
+//! trained with earlier records in its prompts is judged with them, against the base model with the same ones.
+//! Everything else (another person's adapter, retrieval, the words in common) is reported beside the decision and never
+//! hidden.
 
 use serde_json::{Value, json};
 
@@ -75,33 +77,45 @@ impl Verdict {
     }
 }
 
-/// Judges the adapter. `None` if the adapter or the base was not among the arms: then there is nothing to judge.
+/// Judges an adapter that is served without retrieval. `None` if the adapter or the base was not among the arms: then
+/// there is nothing to judge.
 pub fn judge(evaluation: &Evaluation) -> Option<Verdict> {
-    let against_base = evaluation.difference("adapter_minus_base", DECIDING)?;
+    Some(judged(evaluation, evaluation.difference("adapter_minus_base", DECIDING)?))
+}
+
+/// Judges an adapter that was trained with earlier records in its prompts, as it is served: with them. Without, where
+/// the arms with retrieval were not run, as for texts, which no records are shown with.
+pub fn judge_with_retrieval(evaluation: &Evaluation) -> Option<Verdict> {
+    match evaluation.difference("adapter_retrieval_minus_retrieval", DECIDING) {
+        Some(against_base) => Some(judged(evaluation, against_base)),
+        None => judge(evaluation),
+    }
+}
+
+fn judged(evaluation: &Evaluation, against_base: &Difference) -> Verdict {
     let findings: Vec<Finding> =
         evaluation.differences.iter().filter(|difference| difference.metric.name == DECIDING).map(finding).collect();
     let (decision, headline, reason) = decide(against_base);
-    Some(Verdict {
-        decision,
-        headline: headline.to_string(),
-        reason,
-        findings,
-        cautions: cautions(evaluation, against_base),
-    })
+    Verdict { decision, headline, reason, findings, cautions: cautions(evaluation, against_base) }
 }
 
-fn decide(against_base: &Difference) -> (Decision, &'static str, String) {
+fn decide(against_base: &Difference) -> (Decision, String, String) {
     let queries = count(against_base.queries, "held-out record", "held-out records");
     let numbers = format!("Over {queries}: {}", numbers(against_base));
     if against_base.queries < QUERIES_MIN {
         let reason = format!("At least {QUERIES_MIN} held-out records are needed to tell. {numbers}");
-        return (Decision::NotKept, "Not kept: too few held-out records to tell", reason);
+        return (Decision::NotKept, "Not kept: too few held-out records to tell".to_owned(), reason);
     }
-    match against_base.outcome {
-        Outcome::Better => (Decision::Kept, "Kept: the adapter knows the person better than the base model", numbers),
-        Outcome::Worse => (Decision::NotKept, "Not kept: the adapter is worse than the base model", numbers),
-        Outcome::NotSeparable => (Decision::NotKept, "Not kept: no gain over the base model can be shown", numbers),
-    }
+    let base = match Arm::by_name(against_base.comparison.minus) {
+        Ok(arm) if arm.retrieval => "the base model shown the same earlier records",
+        _ => "the base model",
+    };
+    let (decision, headline) = match against_base.outcome {
+        Outcome::Better => (Decision::Kept, format!("Kept: the adapter knows the person better than {base}")),
+        Outcome::Worse => (Decision::NotKept, format!("Not kept: the adapter is worse than {base}")),
+        Outcome::NotSeparable => (Decision::NotKept, format!("Not kept: no gain over {base} can be shown")),
+    };
+    (decision, headline, numbers)
 }
 
 fn finding(difference: &Difference) -> Finding {

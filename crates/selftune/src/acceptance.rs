@@ -6,7 +6,7 @@ use crate::preparation::Preparation;
 use crate::terminal::{BAD, GOOD, Terminal};
 use crate::training::{RunInputs, stop_asked};
 use crate::workbench::Workbench;
-use eval::{Acceptance, Arm, EvalError, EvalInputs, Evaluation, accept, general_ability};
+use eval::{ARMS, Acceptance, Arm, EvalError, EvalInputs, Evaluation, WhichAdapter, accept, general_ability};
 use kernels::OpsOptions;
 use model::{AdapterStack, AdapterWeights};
 use std::ops::ControlFlow;
@@ -41,11 +41,16 @@ pub fn conclude(candidate: &Candidate, terminal: &Terminal) -> Result<Option<Acc
     let folder = crate::serving::adapter_of(candidate.run)?;
     let adapter = on_top(candidate, &folder)?;
     let earlier = accepted::current(&candidate.name)?.filter(|earlier| is_comparable(candidate, &earlier.note));
-    let earlier_weights = earlier.as_ref().map(|earlier| on_top(candidate, &earlier.folder)).transpose()?;
     let top = |stack: &AdapterStack| stack.weights().pop().cloned();
-    let (adapter, earlier_weights) = (top(&adapter), earlier_weights.as_ref().and_then(top));
-    let adapter = adapter.ok_or_else(|| Failure::input("the run has no adapter"))?;
-    let Some(judged) = judge(candidate, &adapter, earlier_weights.as_ref(), terminal)? else {
+    let adapter = top(&adapter).ok_or_else(|| Failure::input("the run has no adapter"))?;
+    let earlier = match earlier {
+        Some(earlier) => {
+            let weights = top(&on_top(candidate, &earlier.folder)?);
+            weights.map(|weights| (weights, earlier.note.acceptance.retrieved_records))
+        }
+        None => None,
+    };
+    let Some(judged) = judge(candidate, &adapter, earlier.as_ref(), terminal)? else {
         terminal.remark("stopped before the adapter was judged; `selftune train --resume` judges it");
         return Ok(None);
     };
@@ -99,10 +104,12 @@ fn is_comparable(candidate: &Candidate, earlier: &AcceptedNote) -> bool {
     earlier.base == candidate.bench.model.content_hash() && earlier.below == below(candidate)
 }
 
+/// `earlier` is the adapter in use, and how many earlier records its prompts show. Each adapter is asked in prompts like
+/// those that it was trained on.
 fn judge(
     candidate: &Candidate,
     adapter: &AdapterWeights,
-    earlier: Option<&AdapterWeights>,
+    earlier: Option<&(AdapterWeights, usize)>,
     terminal: &Terminal,
 ) -> Result<Option<Acceptance>, Failure> {
     let preparation = candidate.preparation;
@@ -111,15 +118,15 @@ fn judge(
     if candidate.config.threads > 0 {
         ops.threads = candidate.config.threads;
     }
-    let arm = |name| Arm::by_name(name).bad_input("arms");
-    let (base, own) = (arm("base")?, arm("adapter")?);
+    let retrieved_records = candidate.config.retrieved_records;
     let asked = || -> Result<(Option<Evaluation>, Option<Evaluation>), EvalError> {
         if preparation.held_out.is_empty() {
             return Ok((None, None));
         }
-        let new = ask(candidate, adapter, &[base, own], ops, terminal)?;
-        let earlier = earlier.map(|earlier| ask(candidate, earlier, &[own], ops, terminal)).transpose()?;
-        Ok((Some(new), earlier))
+        let new = ask(candidate, adapter, true, retrieved_records, ops, terminal)?;
+        let ask_earlier =
+            |(weights, shown): &(AdapterWeights, usize)| ask(candidate, weights, false, *shown, ops, terminal);
+        Ok((Some(new), earlier.map(ask_earlier).transpose()?))
     };
     let (new, earlier) = match asked() {
         Err(EvalError::Stopped) => return Ok(None),
@@ -130,28 +137,39 @@ fn judge(
     let model = &candidate.bench.model;
     let ability = general_ability(model, &candidate.bench.text, &candidate.on.weights(), adapter, ops)
         .bad_input("cannot judge the adapter")?;
-    Ok(Some(accept(trained, new.as_ref(), earlier.as_ref(), Some(ability))))
+    Ok(Some(accept(trained, retrieved_records, new.as_ref(), earlier.as_ref(), Some(ability))))
 }
 
+/// Losses with an adapter, and without one too where `with_base` says so. `retrieved_records` above zero puts earlier
+/// records into the prompts of both.
 fn ask(
     candidate: &Candidate,
     adapter: &AdapterWeights,
-    arms: &[&'static Arm],
+    with_base: bool,
+    retrieved_records: usize,
     ops: OpsOptions,
     terminal: &Terminal,
 ) -> Result<Evaluation, EvalError> {
     let preparation = candidate.preparation;
+    let is_asked = |arm: &&Arm| match arm.adapter {
+        WhichAdapter::None => with_base,
+        WhichAdapter::Own => true,
+        WhichAdapter::Other => false,
+    };
+    let mut arms: Vec<&'static Arm> = ARMS.iter().filter(is_asked).collect();
+    arms.retain(|arm| arm.retrieval == (retrieved_records > 0 && preparation.has_questions()));
     let bar = terminal.bar((preparation.held_out.len() * arms.len()) as u64, "judge", "losses");
     let inputs = EvalInputs {
         model: candidate.bench.model.clone(),
         text: &candidate.bench.text,
-        earlier: &[],
+        earlier: &preparation.seen,
         queries: &preparation.held_out,
         on: &candidate.on.weights(),
         adapter: Some(adapter),
         other_adapter: None,
-        arms,
+        arms: &arms,
         options: data::ExampleOptions {
+            retrieved_records,
             tokens_max: candidate.config.tokens_max.min(candidate.bench.model.config().context_tokens_max),
             ..crate::preparation::example_options(candidate.config)
         },

@@ -78,13 +78,20 @@ pub fn ask(bench: &Workbench, question: &Question, terminal: &Terminal) -> Resul
     }
 }
 
-/// Prints the table and the verdict, which `cautions` become part of.
-pub fn show(evaluation: &Evaluation, cautions: Vec<String>, terminal: &Terminal) -> Option<Verdict> {
+/// Prints the table and the verdict, which `cautions` become part of. An adapter that was trained with earlier records
+/// in its prompts (`with_retrieval`) is judged with them.
+pub fn show(
+    evaluation: &Evaluation,
+    with_retrieval: bool,
+    cautions: Vec<String>,
+    terminal: &Terminal,
+) -> Option<Verdict> {
     terminal.heading(format!("{} held-out records", evaluation.query_count()));
     for line in eval::table::arms_table(evaluation, terminal.columns()) {
         terminal.line(format!("  {line}"));
     }
-    let mut verdict = eval::verdict::judge(evaluation)?;
+    let judge = if with_retrieval { eval::verdict::judge_with_retrieval } else { eval::verdict::judge };
+    let mut verdict = judge(evaluation)?;
     verdict.cautions.extend(cautions);
     let style = if verdict.decision == Decision::Kept { GOOD } else { BAD };
     terminal.line(format!("\n{style}{}{style:#}", verdict.headline));

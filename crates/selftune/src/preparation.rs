@@ -85,6 +85,8 @@ pub struct Preparation {
     pub validation: Vec<Example>,
     /// Never trained on: the queries of an evaluation.
     pub held_out: Vec<Record>,
+    /// What the examples are made of, oldest first: what retrieval may show.
+    pub seen: Vec<Record>,
     pub records: usize,
     pub left_out: Vec<LeftOut>,
     /// What bears on what can be learned, though no record is at fault.
@@ -111,7 +113,10 @@ pub fn prepare(
         let mut examples = Vec::new();
         for record in records {
             match data::build_example(&bench.text, record, &retriever, &options) {
-                Ok(example) => examples.push((record.user.clone(), example)),
+                Ok(example) => {
+                    let (user, group) = (record.user.clone(), record.task().group(record));
+                    examples.push(Owned { user, group, item: example });
+                }
                 Err(error) => {
                     let place = format!("{}:{}", record.file.display(), record.line);
                     left_out.push(LeftOut { place, reason: error.to_string() });
@@ -132,44 +137,67 @@ pub fn prepare(
         Some(validation) => validation,
         None => take_newest(&mut examples, count),
     };
-    let examples_only = |examples: Vec<(String, Example)>| examples.into_iter().map(|(_, example)| example).collect();
+    let examples_only = |examples: Vec<Owned<Example>>| examples.into_iter().map(|owned| owned.item).collect();
     let (training, validation) = (examples_only(examples), examples_only(validation));
     let noticed = history.noticed.clone();
-    Ok(Preparation { training, validation, held_out, records: history.records.len(), left_out, noticed })
+    Ok(Preparation { training, validation, held_out, seen, records: history.records.len(), left_out, noticed })
 }
 
-/// Takes `count` of the newest examples out, spread over the people: everybody's newest, then everybody's second
-/// newest, and so on, and of the last round those of people at even distances. `examples` are (person, example), oldest
-/// first. Nobody's only example is taken while another has two.
-fn take_newest<T>(examples: &mut Vec<(String, T)>, count: usize) -> Vec<(String, T)> {
-    let mut places: Vec<(&str, Vec<usize>)> = Vec::new();
-    let mut index_of: HashMap<&str, usize> = HashMap::new();
-    for (place, (user, _)) in examples.iter().enumerate() {
-        let index = *index_of.entry(user).or_insert_with(|| {
-            places.push((user, Vec::new()));
-            places.len() - 1
-        });
-        places[index].1.push(place);
-    }
+/// Something of a person, and the question that it answers where several records of the person ask the same
+/// ([`data::Task::group`]).
+struct Owned<T> {
+    user: String,
+    group: Option<String>,
+    item: T,
+}
+
+/// Takes about `count` of the newest examples out, spread over the people: everybody's newest, then everybody's second
+/// newest, and so on, and of the last round those of people at even distances. `examples` come oldest first. Those of
+/// one group stay together, where the first of them lies: a group that is larger than what is still wanted is passed
+/// over, unless nothing else was taken. Nobody's only example or group is taken.
+fn take_newest<T>(examples: &mut Vec<Owned<T>>, count: usize) -> Vec<Owned<T>> {
+    let mut units = units_of_people(examples);
     let mut taken: HashSet<usize> = HashSet::new();
+    let fits = |unit: &[usize], taken: usize| taken == 0 || taken + unit.len() <= count;
     while taken.len() < count {
         let left = count - taken.len();
-        let able: Vec<usize> = (0..places.len()).filter(|index| places[*index].1.len() > 1).collect();
+        let is_able = |units: &[Vec<usize>]| units.len() > 1 && fits(&units[units.len() - 1], taken.len());
+        let able: Vec<usize> = (0..units.len()).filter(|person| is_able(&units[*person])).collect();
         let turn: Vec<usize> = match able.len() {
             0 => break,
-            users if users <= left => able,
-            users => (0..left).map(|index| able[index * users / left]).collect(),
+            people if people <= left => able,
+            people => (0..left).map(|index| able[index * people / left]).collect(),
         };
-        for index in turn {
-            taken.extend(places[index].1.pop());
+        for person in turn {
+            taken.extend(units[person].pop_if(|unit| fits(unit, taken.len())).into_iter().flatten());
         }
     }
     let mut place = 0;
-    let is_taken = |_: &mut (String, T)| {
+    let is_taken = |_: &mut Owned<T>| {
         place += 1;
         taken.contains(&(place - 1))
     };
     examples.extract_if(.., is_taken).collect()
+}
+
+/// For each person, in order of appearance, the places of what must stay together, oldest first.
+fn units_of_people<T>(examples: &[Owned<T>]) -> Vec<Vec<Vec<usize>>> {
+    let mut units: Vec<Vec<Vec<usize>>> = Vec::new();
+    let mut person_of: HashMap<&str, usize> = HashMap::new();
+    let mut unit_of: HashMap<(&str, &str), usize> = HashMap::new();
+    for (place, Owned { user, group, .. }) in examples.iter().enumerate() {
+        let person = *person_of.entry(user).or_insert(units.len());
+        if person == units.len() {
+            units.push(Vec::new());
+        }
+        let next = units[person].len();
+        let unit = group.as_ref().map_or(next, |group| *unit_of.entry((user, group)).or_insert(next));
+        if unit == next {
+            units[person].push(Vec::new());
+        }
+        units[person][unit].push(place);
+    }
+    units
 }
 
 /// What a run's configuration says about prompts.
@@ -185,6 +213,11 @@ pub fn example_options(config: &TrainConfig) -> ExampleOptions {
 }
 
 impl Preparation {
+    /// Whether some held-out record has a question that earlier records can be shown with: a text has none.
+    pub fn has_questions(&self) -> bool {
+        self.held_out.iter().any(|record| !matches!(record.body, data::RecordBody::Text(_)))
+    }
+
     pub fn truncated(&self) -> usize {
         self.training.iter().chain(&self.validation).filter(|example| example.truncation.is_some()).count()
     }
@@ -289,16 +322,28 @@ fn sample(bench: &Workbench, example: &Example, has_colours: bool) -> String {
 mod tests {
     use super::*;
 
+    /// The places taken of records of these people and groups; `.` is no group.
+    fn taken(people: &str, groups: &str, count: usize) -> Vec<usize> {
+        assert_eq!(people.len(), groups.len());
+        let owned = |(item, (user, group)): (usize, (char, char))| Owned {
+            user: user.to_string(),
+            group: (group != '.').then(|| group.to_string()),
+            item,
+        };
+        let mut examples: Vec<Owned<usize>> = people.chars().zip(groups.chars()).enumerate().map(owned).collect();
+        let taken = take_newest(&mut examples, count);
+        assert_eq!(examples.len() + taken.len(), people.len());
+        assert!(examples.is_sorted_by_key(|owned| owned.item));
+        let key = |owned: &Owned<usize>| owned.group.clone().map(|group| (owned.user.clone(), group));
+        for kept in examples.iter().filter_map(key) {
+            assert!(!taken.iter().filter_map(key).any(|other| other == kept), "{kept:?} lies on both sides");
+        }
+        taken.into_iter().map(|owned| owned.item).collect()
+    }
+
     #[test]
     fn the_newest_are_taken_from_everybody_in_turn() {
-        let take = |users: &str, count| {
-            let mut examples: Vec<(String, usize)> =
-                users.chars().enumerate().map(|(place, user)| (user.to_string(), place)).collect();
-            let taken = take_newest(&mut examples, count);
-            assert_eq!(examples.len() + taken.len(), users.len());
-            assert!(examples.is_sorted_by_key(|(_, place)| *place));
-            taken.into_iter().map(|(_, place)| place).collect::<Vec<_>>()
-        };
+        let take = |people: &str, count| taken(people, &".".repeat(people.len()), count);
         // One person: the newest.
         assert_eq!(take("aaaaaa", 2), [4, 5]);
         // Three people one after the other: the newest of each, not all of the last.
@@ -310,6 +355,21 @@ mod tests {
         assert_eq!(take("abccc", 4), [3, 4]);
         assert_eq!(take("abc", 3), [0usize; 0]);
         assert_eq!(take("", 3), [0usize; 0]);
+    }
+
+    #[test]
+    fn records_that_ask_the_same_stay_on_one_side() {
+        // The film y has two tags, whether one or two records are wanted; x and z would be divided otherwise.
+        assert_eq!(taken("aaaaaa", "xxxzyy", 1), [4, 5]);
+        assert_eq!(taken("aaaaaa", "xxxzyy", 2), [4, 5]);
+        assert_eq!(taken("aaaaaa", "xxxzyy", 3), [3, 4, 5]);
+        // A group lies where its first record lies.
+        assert_eq!(taken("aaaaaa", "xyz.zy", 2), [3]);
+        assert_eq!(taken("aaaaaa", "xyz.zy", 3), [2, 3, 4]);
+        // The only film is not taken, and the same film of another person is another question.
+        assert_eq!(taken("aaabbb", "xxxxyy", 2), [4, 5]);
+        assert_eq!(taken("aaaa", "xxxx", 2), [0usize; 0]);
+        assert_eq!(taken("aabbb", "xyxyx", 2), [1, 3]);
     }
 
     #[test]

@@ -116,16 +116,18 @@ impl Serving {
             seed: arguments.seed,
             stop_tokens: bench.text.stop_tokens().to_vec(),
         };
+        // Records are found and cut as in the run's training.
+        let config = run.as_ref().map(RunFolder::config).transpose().bad_input("cannot use the run")?.flatten();
+        let trained = config.as_ref().map(crate::preparation::example_options).unwrap_or_default();
+        let options = ExampleOptions { tokens_max: context, retrieved_records: arguments.retrieve, ..trained };
         let (retriever, user) = match &inputs {
             Some(inputs) if arguments.retrieve > 0 => {
                 let history = inputs.history.read()?;
                 let user = history.records.last().map_or_else(String::new, |record| record.user.clone());
-                (Retriever::new(&history.records), user)
+                (Retriever::for_options(&history.records, &options), user)
             }
             _ => (Retriever::none(), data::DEFAULT_USER.to_owned()),
         };
-        let options =
-            ExampleOptions { tokens_max: context, retrieved_records: arguments.retrieve, ..ExampleOptions::default() };
         Ok(Self { bench, retriever, user, options, adapters, generator, sampling })
     }
 

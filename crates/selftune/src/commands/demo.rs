@@ -94,7 +94,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         ops,
     };
     let evaluation = evaluation::ask(&bench, &question, terminal)?;
-    let verdict = evaluation::show(&evaluation, Vec::new(), terminal);
+    let verdict = evaluation::show(&evaluation, config.retrieved_records > 0, Vec::new(), terminal);
     show_samples(&evaluation, terminal);
 
     let mut report = training::report_inputs(&person.run, &person.inputs, PERSON.name)?;

@@ -133,6 +133,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let adapter = subject.adapter.as_ref().map(on_top).transpose()?;
     let other = other_folder.as_ref().map(on_top).transpose()?;
     workbench::show_stack(adapter.as_ref().unwrap_or(&on).entries(), terminal);
+    let with_retrieval = subject.options.retrieved_records > 0;
     let question = Question {
         earlier: &seen,
         queries: &queries,
@@ -151,7 +152,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         ops: arguments.compute.options()?,
     };
     let evaluation = evaluation::ask(&bench, &question, terminal)?;
-    let verdict = evaluation::show(&evaluation, cautions, terminal);
+    let verdict = evaluation::show(&evaluation, with_retrieval, cautions, terminal);
     let report_folder = arguments.report.clone().or_else(|| subject.run.as_ref().map(|(run, _)| run.path().to_owned()));
     let who = subject.history.user.clone().unwrap_or_else(|| subject.history.path.display().to_string());
     let mut report = match &subject.run {

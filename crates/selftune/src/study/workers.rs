@@ -268,7 +268,8 @@ impl Pace {
             found.map_or(1.0, |(weight, seconds)| seconds / weight)
         };
         let open = units.all.iter().zip(states).filter(|(_, state)| matches!(state, State::Waiting | State::AtWork));
-        open.map(|(unit, _)| unit.weight * rate(unit)).sum()
+        // The sum of nothing would be -0.0, and shown as such.
+        open.fold(0.0, |left, (unit, _)| left + unit.weight * rate(unit))
     }
 }
 

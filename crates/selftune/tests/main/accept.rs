@@ -108,3 +108,20 @@ fn what_is_not_accepted_says_why_and_replaces_nothing() {
         assert!(place.path(&kept).join("report.json").is_file(), "{kept}");
     }
 }
+
+#[test]
+fn an_adapter_trained_with_earlier_records_is_judged_and_serves_with_them() {
+    let place = Place::new();
+    let with = ["--set", "retrieved_records=1", "--set", "retriever=\"recency\"", "--output", "with"];
+    let judged = &place.json(&[LEARN, &with].concat())["acceptance"];
+    assert_eq!((judged["retrieved_records"].as_u64(), judged["queries"].as_u64()), (Some(1), Some(10)), "{judged:#}");
+    let findings = judged["verdict"]["findings"].as_array().expect("findings");
+    let compared: Vec<_> = findings.iter().filter_map(|finding| finding["comparison"].as_str()).collect();
+    assert_eq!(compared, ["adapter_retrieval_minus_retrieval"]);
+    let reason = judged["verdict"]["reason"].as_str().expect("a reason");
+    assert!(reason.contains("Adapter + retrieval") && reason.contains("against Base + retrieval"), "{reason}");
+
+    // The run's way of finding records: the newest one, though others are more like the question.
+    let question = ["generate", "--run", "with", "--retrieve", "1", "--max-tokens", "4", "what is 3 and 10"];
+    assert_eq!(place.json(&question)["retrieved_ids"], serde_json::json!(["r39"]));
+}

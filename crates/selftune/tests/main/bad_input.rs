@@ -81,12 +81,12 @@ fn settings_that_are_not_possible() {
         3,
         &["ranks", "rank"],
     );
-    place.refuses(
-        &["train", "--model", "model", "--data", "history.jsonl", "--threads", "0", "--hold-out", "1.5"],
-        2,
-        &["hold-out"],
-    );
-    place.refuses(&["generate", "--model", "model", "hi", "--threads", "0"], 2, &["--threads 0"]);
+    place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "--hold-out", "1.5"], 2, &["--hold-out"]);
+    for threads in ["0", "1025"] {
+        let words = ["--threads", threads, "expected 1 to 1024"];
+        place.refuses(&["train", "--model", "model", "--data", "history.jsonl", "--threads", threads], 2, &words);
+        place.refuses(&["generate", "--model", "model", "hi", "--threads", threads], 2, &words);
+    }
     place.refuses(&["generate", "--model", "model", "hi", "--context", "99999999"], 2, &["--context"]);
     place.refuses(&["train"], 2, &["--model"]);
     place.refuses(&["bench", "kernels", "--matrices", "10x10"], 2, &["group"]);
