@@ -17,6 +17,14 @@ pub fn local_minute() -> u16 {
     time.hour().unsigned_abs() as u16 * 60 + time.minute().unsigned_abs() as u16
 }
 
+/// A moment of the calendar in the system's time zone, to the minute: `2026-03-01 22:05`.
+pub fn local_time(unix_seconds: f64) -> String {
+    match jiff::Timestamp::from_second(unix_seconds as i64) {
+        Ok(moment) => moment.to_zoned_datetime(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M").to_string(),
+        Err(_) => "a time out of the calendar".to_owned(),
+    }
+}
+
 /// A duration being measured, by the clock that never jumps.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
@@ -47,6 +55,16 @@ mod tests {
     #[test]
     fn the_calendar_is_past_the_day_this_was_written() {
         assert!(unix_time_seconds() > 1.7e9);
+    }
+
+    #[test]
+    fn moments_are_written_in_local_time() {
+        let text = local_time(unix_time_seconds());
+        let minute = local_minute();
+        let (hour, minutes) = text.rsplit_once(' ').and_then(|(_, time)| time.split_once(':')).unwrap();
+        let written = hour.parse::<u16>().unwrap() * 60 + minutes.parse::<u16>().unwrap();
+        assert!((minute + 1440 - written) % 1440 <= 1, "{text} and {minute}");
+        assert_eq!(local_time(f64::INFINITY), "a time out of the calendar");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod sensors;
 pub mod simulated;
 mod slowdown;
 
-pub use clock::{Stopwatch, local_minute, unix_time_seconds};
+pub use clock::{Stopwatch, local_minute, local_time, unix_time_seconds};
 pub use disk::free_disk_bytes;
 pub use machine::Machine;
 pub use memory::{ProcessMemory, available_memory_bytes, physical_memory_bytes};

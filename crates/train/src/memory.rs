@@ -12,9 +12,19 @@ use crate::config::TrainConfig;
 const PROGRAM_BYTES: ResidentBytes = ResidentBytes { anonymous_bytes: 60 << 20, mapped_bytes: 12 << 20 };
 /// Code and libraries that training touches and nothing before it did.
 const CODE_BYTES: u64 = 2 << 20;
-/// Copies of the adapter's parameters that saving and validating make: three for the state, three for its file's bytes,
-/// and those of an adapter file.
-const ADAPTER_COPIES: u64 = 8;
+/// Copies of the adapter's values besides the session's and the save buffer's: those in an adapter that is being written
+/// (values, bytes, and a margin of one), or, before the buffer is filled, the three lists of a state that is resumed from.
+const ADAPTER_COPIES: u64 = 3;
+/// Where a state is laid out for the saving thread: parameter and both moments of every value.
+const SAVE_BYTES_PER_VALUE: u64 = 3 * size_of::<f32>() as u64;
+
+/// What the process takes besides the session and the weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProgramBytes {
+    /// Everything, the save buffer included.
+    pub all: ResidentBytes,
+    pub save_buffer: u64,
+}
 
 /// The fastest plan within the configuration's limit, and what the process takes besides the session and the weights.
 pub(crate) fn planned_step(
@@ -23,12 +33,13 @@ pub(crate) fn planned_step(
     spec: &AdapterSpec,
     config: &TrainConfig,
     tokens_max: usize,
-) -> Result<(PlannedStep, ResidentBytes), ModelError> {
+) -> Result<(PlannedStep, ProgramBytes), ModelError> {
     let mut ops = OpsOptions { precision: config.precision, ..OpsOptions::default() };
     if config.threads > 0 {
         ops.threads = config.threads;
     }
-    let program = program_bytes(model, spec, config, tokens_max);
+    let bytes = program_bytes(model, spec, config, tokens_max);
+    let program = bytes.all;
     let request =
         PlanRequest { frozen, ops, boundaries: config.boundaries, program, ..PlanRequest::new(spec, tokens_max) };
     let within = |budget_bytes| plan_step(model, &PlanRequest { budget_bytes, ..request.clone() });
@@ -43,11 +54,11 @@ pub(crate) fn planned_step(
             }
         }
     };
-    Ok((planned, program))
+    Ok((planned, bytes))
 }
 
 /// What this process will take besides the session and the model's packed weights.
-fn program_bytes(model: &Model, spec: &AdapterSpec, config: &TrainConfig, tokens_max: usize) -> ResidentBytes {
+fn program_bytes(model: &Model, spec: &AdapterSpec, config: &TrainConfig, tokens_max: usize) -> ProgramBytes {
     // What loading has touched of the mapped weights is not the program's.
     model.release_mapped();
     let in_memory = (model.weights_bytes() - model.mapped_bytes()) as u64;
@@ -58,13 +69,16 @@ fn program_bytes(model: &Model, spec: &AdapterSpec, config: &TrainConfig, tokens
         }
         _ => PROGRAM_BYTES,
     };
-    let parameters = (spec.parameter_count(model.config()) * size_of::<f32>()) as u64;
+    let values = spec.parameter_count(model.config()) as u64;
+    let copies = ADAPTER_COPIES * size_of::<f32>() as u64 * values;
+    let save_buffer = SAVE_BYTES_PER_VALUE * values;
     let prefix = match config.kept_prefix && spec.blocks.start > 0 {
         true => (tokens_max * model.config().width * size_of::<f32>()) as u64,
         false => 0,
     };
-    ResidentBytes {
-        anonymous_bytes: program.anonymous_bytes + ADAPTER_COPIES * parameters + prefix,
+    let all = ResidentBytes {
+        anonymous_bytes: program.anonymous_bytes + copies + save_buffer + prefix,
         mapped_bytes: program.mapped_bytes + CODE_BYTES,
-    }
+    };
+    ProgramBytes { all, save_buffer }
 }

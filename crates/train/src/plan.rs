@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
 use crate::cost::{Prediction, RunWork};
+use crate::memory::ProgramBytes;
 use crate::order::DataOrder;
 use crate::schedule::Schedule;
 
@@ -153,9 +154,10 @@ impl TrainPlan {
     }
 
     /// Adds what a session takes, and what the process takes besides.
-    pub(crate) fn set_memory(&mut self, planned: &PlannedStep, program: ResidentBytes) {
+    pub(crate) fn set_memory(&mut self, planned: &PlannedStep, program: ProgramBytes) {
         let mut items = planned.plan.items.clone();
-        items.push(("program, text and saving", program.total() as usize));
+        items.push(("save buffer", program.save_buffer as usize));
+        items.push(("program and text", (program.all.total() - program.save_buffer) as usize));
         let total = planned.peak.total() as usize;
         let sum: usize = items.iter().map(|(_, bytes)| bytes).sum();
         items.push(("rounding to pages, threads", total - sum));

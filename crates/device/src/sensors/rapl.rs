@@ -145,7 +145,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let tree = tree();
         let path = tree.path(&format!("{FOLDER}/intel-rapl:0/energy_uj"));
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
         let opened = ProcessorCounters::open(&tree.root(), 0.0);
         match std::fs::read(&path) {
             // The administrator may read everything.

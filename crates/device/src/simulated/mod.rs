@@ -102,8 +102,13 @@ impl SimulatedDevice {
     pub fn at_time(self, hour: u16, minute: u16) -> Self {
         Self { minute_at_start: f64::from(hour * 60 + minute), ..self }
     }
-    /// Adds an event `seconds` after the start.
+    /// Adds an event `seconds` after the start. What is due already has happened when the sensors are first read; a power
+    /// cut ends the first work.
     pub fn with(mut self, seconds: f64, event: Event) -> Self {
+        if seconds <= self.seconds && event != Event::PowerCut {
+            self.apply(event);
+            return self;
+        }
         self.events.push((seconds, event));
         self.events.sort_by(|a, b| a.0.total_cmp(&b.0));
         self
@@ -194,16 +199,24 @@ impl SimulatedDevice {
     fn happen(&mut self) -> Result<(), PowerLoss> {
         while self.events.first().is_some_and(|(at, _)| *at <= self.seconds) {
             match self.events.remove(0).1 {
-                Event::PlugIn => self.plugged = true,
-                Event::Unplug => self.plugged = false,
-                Event::UserComes => self.user_present = true,
-                Event::UserLeaves => (self.user_present, self.user_left_at) = (false, self.seconds),
-                Event::ClockJump { seconds } => self.unix_offset += seconds,
-                Event::MemoryPressure { share } => self.memory_pressure = share,
                 Event::PowerCut => return Err(PowerLoss),
+                event => self.apply(event),
             }
         }
         Ok(())
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::PlugIn => self.plugged = true,
+            Event::Unplug => self.plugged = false,
+            Event::UserComes => self.user_present = true,
+            Event::UserLeaves => (self.user_present, self.user_left_at) = (false, self.seconds),
+            Event::ClockJump { seconds } => self.unix_offset += seconds,
+            Event::MemoryPressure { share } => self.memory_pressure = share,
+            // Whoever works or rests notices.
+            Event::PowerCut => {}
+        }
     }
 
     /// The charge as the device shows it: in coarse steps, but for the last percent.

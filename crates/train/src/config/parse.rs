@@ -125,6 +125,11 @@ impl TrainConfig {
         let mut config = self.clone();
         let mut given: Vec<&'static str> = Vec::new();
         for (name, value) in keys {
+            // No key is a time, but `quiet_hours = 22:00` reads as one: the check of its values says what is missing.
+            let value = match value {
+                toml::Value::Datetime(time) => toml::Value::String(time.to_string()),
+                value => value,
+            };
             let map = config.to_map();
             let key = known_key(&map, &name, origin)?;
             if given.contains(&key) {

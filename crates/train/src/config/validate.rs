@@ -174,6 +174,14 @@ mod tests {
             let error = TrainConfig::load(None, None, &[text.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
+        let hours = TrainConfig::load(None, None, &["quiet_hours=22:00-07:00".to_owned()]).unwrap().quiet_hours;
+        assert_eq!(hours, "22:00-07:00");
+        // A file's time of day, which TOML knows as a type of its own, is no range either; other keys take none at all.
+        let file = |text: &str| TrainConfig::load(None, Some((text, "run.toml")), &[]).unwrap_err().to_string();
+        let message = file("quiet_hours = 22:00:00");
+        assert!(message.contains("quiet_hours") && message.contains("two different times of day"), "{message}");
+        let message = file("rank = 2026-01-01");
+        assert!(message.contains("rank") && message.contains("expected usize"), "{message}");
         // Values are judged together, after the last override.
         let both = TrainConfig::load(None, None, &["passes=0".to_owned(), "steps=3".to_owned()]).unwrap();
         assert_eq!(both.updates(100), 3);

@@ -3,7 +3,10 @@
 //! Runs scatter in proportion to their length (a throttled level, other programs), so the line is fitted to
 //! `seconds/work` by weighted least squares. Two priors keep few runs honest: a start `b` of no more than seconds, and
 //! a scatter that counts as [`PRIOR_RUNS`] runs. With them the 95 % prediction interval is the textbook one
-//! (`s·sqrt(1 + x'(X'X)⁻¹x)` times Student's t), from one run on.
+//! (`s·sqrt(1 + x'(X'X)⁻¹x)` times Student's t), from one run on, laid out in the logarithm of time: relative scatter
+//! is as likely to shorten a run as to lengthen it, and no end is ever negative. Runs that scatter more than the prior
+//! says speak for themselves: mixed with it they would promise too much (91 instead of 95 of 100 in a simulation of
+//! eight runs with twice its scatter).
 
 /// How many runs the assumed scatter counts for.
 const PRIOR_RUNS: f64 = 4.0;
@@ -81,6 +84,7 @@ impl Fit {
         let squares = sum(&|row| ((row[2] - rate - start_s * row[1]) / (rate + start_s * row[1])).powi(2));
         let freedom = PRIOR_RUNS + (count - parameters).max(0.0);
         let scatter = ((PRIOR_RUNS * scatter * scatter + squares) / freedom).sqrt();
+        let (scatter, freedom) = wider((scatter, freedom), own_scatter(squares, count - parameters));
         Some(Fit {
             seconds_per_work: rate / work_mean,
             start_s,
@@ -102,9 +106,26 @@ impl Fit {
         // The leverage is relative to the rate; the start makes a small run longer than its rate says.
         let rate_share = self.seconds_per_work * work / seconds;
         let deviation = self.scatter * (short_variance(seconds) + leverage * rate_share * rate_share).sqrt();
-        let factor = 1.0 + student_t_95(self.freedom) * deviation;
+        let factor = log_factor(student_t_95(self.freedom) * deviation);
         (seconds, [seconds / factor, seconds * factor])
     }
+}
+
+/// The factor of a half width in logarithms: its exponential, and beyond 1, where nobody knows the law of the scatter
+/// (moments of work), the straight line that touches it, which stays finite.
+fn log_factor(half_width: f64) -> f64 {
+    half_width.min(1.0).exp() * half_width.max(1.0)
+}
+
+/// Scatter and degrees of freedom of the runs alone; none where there are too few to tell.
+fn own_scatter(squares: f64, freedom: f64) -> Option<(f64, f64)> {
+    (freedom >= PRIOR_RUNS).then(|| ((squares / freedom).sqrt(), freedom))
+}
+
+/// Of two scatters with their degrees of freedom, the one that promises less.
+fn wider(mixed: (f64, f64), own: Option<(f64, f64)>) -> (f64, f64) {
+    let half = |(scatter, freedom): (f64, f64)| scatter * student_t_95(freedom);
+    own.filter(|own| own.0 > mixed.0 && half(*own) > half(mixed)).unwrap_or(mixed)
 }
 
 /// Variance of a run of this length over that of a long one.
@@ -209,9 +230,7 @@ mod tests {
                 inside += usize::from((low..high).contains(&next.seconds));
             }
             let coverage = inside as f64 / f64::from(trials);
-            // More noise than is usual is only believed after several runs.
-            let least = if noise > 0.05 { 0.87 } else { 0.93 };
-            assert!(coverage > least, "{count} runs at {noise}: {coverage}");
+            assert!(coverage > 0.93, "{count} runs at {noise}: {coverage}");
             if count >= 8 && noise >= 0.05 {
                 assert!(coverage < 0.985, "{count} runs at {noise}: {coverage} is wider than promised");
             }
@@ -225,6 +244,10 @@ mod tests {
         assert!((seconds - 300.0).abs() < 3.0, "{seconds}");
         assert!(low < 270.0 && low > 220.0 && high > 330.0 && high < 400.0, "{low} to {high}");
         assert_eq!(fit.r, None);
+        // A moment of work may take anything, but no number without an end.
+        let (seconds, [low, high]) =
+            Fit::new(&[Point { work: 1e3, seconds: 1e-7 }], 0.05, RUN_START_S).unwrap().predict(1e3);
+        assert!(low > 0.0 && low < 0.01 * seconds && high > 100.0 * seconds && high.is_finite(), "{low} to {high}");
     }
 
     #[test]
