@@ -132,7 +132,7 @@ impl Model {
     }
     /// The most mapped bytes that are in memory at a time when weights are streamed: a block, or embedding, or head.
     pub(crate) fn streamed_bytes_max(&self) -> usize {
-        let of_block = |block: &BlockWeights| block.matrices().map(|matrix| matrix_bytes(matrix)).sum::<usize>();
+        let of_block = |block: &BlockWeights| block.matrices().map(matrix_bytes).sum::<usize>();
         let blocks = self.blocks.iter().map(of_block);
         blocks.chain([matrix_bytes(&self.embedding), matrix_bytes(&self.head)]).max().unwrap_or(0)
     }

@@ -164,18 +164,21 @@ pub fn stop_asked() -> bool {
     STOPS.load(Ordering::SeqCst) > 0
 }
 
+/// What is trained, on what, and where it goes.
+pub struct Job<'a> {
+    pub bench: &'a Workbench,
+    /// The adapters below.
+    pub on: &'a AdapterStack,
+    pub preparation: &'a Preparation,
+    pub config: &'a TrainConfig,
+    pub run: &'a RunFolder,
+    pub resume: bool,
+    pub start: Option<StartingAdapter>,
+}
+
 /// Trains, showing the plan and the progress, and leaves a report in the run folder.
-pub fn train_with_progress(
-    bench: &Workbench,
-    on: &AdapterStack,
-    preparation: &Preparation,
-    config: &TrainConfig,
-    run: &RunFolder,
-    resume: bool,
-    start: Option<StartingAdapter>,
-    watch: &WatchArguments,
-    terminal: &Terminal,
-) -> Result<TrainOutcome, Failure> {
+pub fn train_with_progress(job: Job, watch: &WatchArguments, terminal: &Terminal) -> Result<TrainOutcome, Failure> {
+    let Job { bench, on, preparation, config, run, resume, start } = job;
     stop_asked();
     let cost_file = crate::model_store::cost_file();
     if watch.events && !terminal.is_json() {

@@ -157,7 +157,7 @@ pub fn read_metrics(path: &Path) -> Result<(Vec<StepReport>, Vec<ValidationRepor
     #[derive(Deserialize)]
     #[serde(tag = "event", rename_all = "snake_case")]
     enum Read {
-        Step(StepReport),
+        Step(Box<StepReport>),
         Validation(ValidationReport),
         #[serde(other)]
         Other,
@@ -166,7 +166,7 @@ pub fn read_metrics(path: &Path) -> Result<(Vec<StepReport>, Vec<ValidationRepor
     let (mut steps, mut validations) = (Vec::new(), Vec::new());
     for line in BufReader::new(file).split(b'\n') {
         match serde_json::from_slice(&line.map_err(FileError::new("read", path))?) {
-            Ok(Read::Step(step)) => steps.push(step),
+            Ok(Read::Step(step)) => steps.push(*step),
             Ok(Read::Validation(validation)) => validations.push(validation),
             // The end of a line that is being written right now.
             Ok(Read::Other) | Err(_) => {}

@@ -177,7 +177,19 @@ impl Demo<'_> {
         let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
         let (on, watch) = (AdapterStack::default(), WatchArguments::default());
         let outcome =
-            training::train_with_progress(self.bench, &on, &preparation, self.config, &run, false, None, &watch, terminal)?;
+            training::train_with_progress(
+                training::Job {
+                    bench: self.bench,
+                    on: &on,
+                    preparation: &preparation,
+                    config: self.config,
+                    run: &run,
+                    resume: false,
+                    start: None,
+                },
+                &watch,
+                terminal,
+            )?;
         if outcome.end == RunEnd::Interrupted {
             return Ok(Trained::Stopped(run.path().to_owned()));
         }

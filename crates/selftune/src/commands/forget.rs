@@ -151,7 +151,7 @@ impl Place {
         let bytes = std::fs::read(&path).with_context(context)?;
         let lines: Vec<&[u8]> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
         let line = self.line.checked_sub(1).and_then(|index| lines.get(index));
-        if !line.is_some_and(|line| serde_json::from_slice::<serde_json::Map<_, _>>(line).is_ok()) {
+        if line.is_none_or(|line| serde_json::from_slice::<serde_json::Map<_, _>>(line).is_err()) {
             return Err(Failure::input(format!(
                 "{}: the file does not hold one record a line; take the record out by hand and give the command again",
                 context()
@@ -277,7 +277,11 @@ fn replace(
         }
     };
     let watch = WatchArguments::default();
-    let outcome = training::train_with_progress(&bench, &on, &preparation, &config, &run, resume, start, &watch, terminal)?;
+    let outcome = training::train_with_progress(
+        training::Job { bench: &bench, on: &on, preparation: &preparation, config: &config, run: &run, resume, start },
+        &watch,
+        terminal,
+    )?;
     if outcome.end == RunEnd::Interrupted {
         return Err(Failure::interrupted(format!(
             "{} is not trained to its end and {} is still there; give the command again to go on",

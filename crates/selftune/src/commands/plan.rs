@@ -83,9 +83,9 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
         Some(device) => Some(device.predict(model.config(), config, tokens)),
         None => predictor.predict(work),
     };
-    plan.cost = predict(config, plan.work, plan.tokens_with_validation());
     let battery_j = asked.device.map(|device| device.battery_j).or_else(battery_capacity_j);
     let peak_bytes = plan.memory_total_bytes as f64;
+    plan.cost = predict(config, plan.work, plan.tokens_with_validation());
     let limits = limits(asked, &plan, battery_j)?;
 
     show_histogram(&preparation.training, terminal);

@@ -181,7 +181,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     let run = RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
     let outcome = training::train_with_progress(
-        &bench, &on, &preparation, &config, &run, false, start, &arguments.watch, terminal,
+        training::Job { bench: &bench, on: &on, preparation: &preparation, config: &config, run: &run, resume: false, start },
+        &arguments.watch,
+        terminal,
     )?;
     conclude(&arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }
@@ -206,7 +208,9 @@ fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
     let start = inputs.from.as_ref().map(|from| from.resume(&bench));
     let outcome = training::train_with_progress(
-        &bench, &on, &preparation, &config, &run, true, start, &arguments.watch, terminal,
+        training::Job { bench: &bench, on: &on, preparation: &preparation, config: &config, run: &run, resume: true, start },
+        &arguments.watch,
+        terminal,
     )?;
     conclude(arguments, outcome, &Trained { bench, on, run, inputs, preparation, config }, terminal)
 }

@@ -148,7 +148,7 @@ impl DeviceProfile {
         let is_measured = factor == 1.0;
         let estimate = |value: f64| Estimate {
             value,
-            interval: is_measured.then(|| [value * (1.0 - self.residual_max), value * (1.0 + self.residual_max)]),
+            interval: is_measured.then_some([value * (1.0 - self.residual_max), value * (1.0 + self.residual_max)]),
         };
         if energy > self.battery_usable_j {
             notes.push(format!(

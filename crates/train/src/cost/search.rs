@@ -116,7 +116,7 @@ fn gain_kept(share: f64) -> Option<f64> {
     DEPTH_GAIN.windows(2).find_map(|pair| {
         let ((high, high_gain, _), (low, low_gain, _)) = (pair[0], pair[1]);
         let part = (share - low) / (high - low);
-        (-1e-9..=1.0 + 1e-9).contains(&part).then(|| low_gain + part * (high_gain - low_gain))
+        (-1e-9..=1.0 + 1e-9).contains(&part).then_some(low_gain + part * (high_gain - low_gain))
     })
 }
 
@@ -195,7 +195,7 @@ mod tests {
             // One lever alone: of all that fit, the one that changes least.
             let fits = |blocks, passes, length| candidate(blocks, passes, length).time_s.unwrap().value <= limit;
             if fits(36, 3, 1024) {
-                assert_eq!(ranked.fitting, [asked.clone()]);
+                assert_eq!(ranked.fitting, std::slice::from_ref(&asked));
                 continue;
             }
             let found = |lever: Lever| ranked.fitting.iter().find(|found| found.levers(&asked) == [lever]);
