@@ -24,7 +24,7 @@ fn allowed_cores() -> Option<usize> {
 }
 
 /// Number of different sibling lists among the processors of `allowed`, such as `0-3,8`.
-#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+#[cfg(any(target_os = "linux", test))]
 fn count_cores(allowed: &str, siblings: &dyn Fn(usize) -> Option<String>) -> Option<usize> {
     /// More than any machine has; a longer list is no list of processors.
     const PROCESSORS_MAX: usize = 1 << 16;
