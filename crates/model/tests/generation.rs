@@ -65,6 +65,45 @@ fn chunked_losses_equal_a_session_s() {
 }
 
 #[test]
+fn losses_behind_what_is_known_equal_those_from_the_beginning() {
+    for family in tiny::FAMILIES {
+        let model = tiny::model(family);
+        let adapter = adapter(&model);
+        let mut kept = generator(&model, Some(&adapter), 700);
+        // Labels behind one prompt, as a question with a list of answers is scored; the prompt is longer than a chunk.
+        let prompt = tokens(400);
+        let label = |first: u32, len: usize| -> (Vec<u32>, Vec<bool>) {
+            let label = (0..len as u32).map(|index| (first + 5 * index) % tiny::VOCABULARY as u32);
+            let text: Vec<u32> = prompt.iter().copied().chain(label).collect();
+            let mask = (0..text.len()).map(|index| index >= prompt.len()).collect();
+            (text, mask)
+        };
+        let mut cases = vec![label(1, 1), label(2, 3), label(2, 5), label(3, 300), label(2, 3)];
+        // Gaps between targets, the very first target possible, and a text that has nothing in common with the last.
+        let every_third: Vec<bool> = (0..prompt.len()).map(|index| index % 3 == 1).collect();
+        cases.push((prompt.clone(), every_third));
+        cases.push((tokens(40)[20..].to_vec(), vec![true; 20]));
+        cases.push(label(4, 2));
+        for (case, (text, mask)) in cases.iter().enumerate() {
+            let found = kept.losses_behind(text, mask).expect("losses");
+            let expected = generator(&model, Some(&adapter), 700).losses(text, mask).expect("losses");
+            assert_eq!(found.losses.len(), mask[1..].iter().filter(|target| **target).count(), "{family} case {case}");
+            let difference = tiny::relative_difference(&found.losses, &expected.losses);
+            assert!(difference < 1e-5, "{family} case {case}: {difference}");
+            assert!((found.loss_sum - expected.loss_sum).abs() < 1e-5 * expected.loss_sum, "{family} case {case}");
+        }
+        // The prompt is not computed again for another label.
+        let before = kept.counters().frozen_macs;
+        let (text, mask) = label(6, 2);
+        kept.losses_behind(&text, &mask).expect("losses");
+        let behind = kept.counters().frozen_macs - before;
+        kept.losses(&text, &mask).expect("losses");
+        let whole = kept.counters().frozen_macs - before - behind;
+        assert!(behind * 20 < whole, "{family}: {behind} of {whole}");
+    }
+}
+
+#[test]
 fn greedy_generation_takes_the_most_likely_token_of_the_text_so_far() {
     let model = tiny::model("smollm3");
     let adapter = adapter(&model);
