@@ -24,6 +24,8 @@ pub struct Candidate<'a> {
     pub config: &'a TrainConfig,
     /// The name under which it would be used.
     pub name: String,
+    /// Versions of that name that are about to be removed: it need not be as good as they are.
+    pub leaving: Vec<u32>,
 }
 
 /// The file in the run folder.
@@ -40,7 +42,8 @@ pub fn conclude(candidate: &Candidate, terminal: &Terminal) -> Result<Option<Acc
     }
     let folder = crate::serving::adapter_of(candidate.run)?;
     let adapter = on_top(candidate, &folder)?;
-    let earlier = accepted::current(&candidate.name)?.filter(|earlier| is_comparable(candidate, &earlier.note));
+    let earlier = accepted::current(&candidate.name)?
+        .filter(|earlier| !candidate.leaving.contains(&earlier.number) && is_comparable(candidate, &earlier.note));
     let top = |stack: &AdapterStack| stack.weights().pop().cloned();
     let adapter = top(&adapter).ok_or_else(|| Failure::input("the run has no adapter"))?;
     let earlier = match earlier {

@@ -119,6 +119,26 @@ pub fn keep(name: &str, adapter: &Path, note: &AcceptedNote) -> Result<Version, 
     Ok(Version { number, folder: path, in_use: true, note: note.clone() })
 }
 
+/// Removes a version. If it was in use, the newest of those left is, or none.
+pub fn remove(name: &str, number: u32) -> Result<(), Failure> {
+    let all = versions(name)?;
+    let Some(version) = all.iter().find(|version| version.number == number) else { return Ok(()) };
+    if version.in_use {
+        match all.iter().rev().find(|other| other.number != number) {
+            Some(newest) => use_version(name, newest.number)?,
+            None => {
+                let current = store()?.join(name).join(CURRENT);
+                std::fs::remove_file(&current).with_context(|| format!("cannot remove {}", current.display()))?;
+            }
+        }
+    }
+    let folder = &version.folder;
+    // Out of the list at once: a removal that is interrupted leaves no half version, only a hidden folder.
+    let hidden = folder.with_file_name(format!(".gone-{number:03}"));
+    let removed = std::fs::rename(folder, &hidden).and_then(|()| std::fs::remove_dir_all(&hidden));
+    Ok(removed.with_context(|| format!("cannot remove {}", folder.display()))?)
+}
+
 /// Uses a version that was accepted before.
 pub fn use_version(name: &str, number: u32) -> Result<(), Failure> {
     crate::study::write_whole(&store()?.join(name).join(CURRENT), &format!("{number}\n"))

@@ -17,7 +17,8 @@ pub struct GoverningArguments {
     /// Train only inside these hours of local time, when nobody needs the machine (over midnight is fine)
     #[arg(long, value_name = "22:00-07:00")]
     quiet_hours: Option<String>,
-    /// Hold above this temperature of the processor in degrees Celsius, and go on 10 degrees below it
+    /// Hold above this temperature of the processor in degrees Celsius, and go on 10 degrees below it: a thermostat, which
+    /// keeps a machine cool and makes no run faster
     #[arg(long = "max-temp", value_parser = number, value_name = "80")]
     temperature_max_c: Option<f64>,
     /// Hold while something waits for memory more than this part of the time, and go on at half of it

@@ -15,6 +15,7 @@ mod simulation;
 mod study;
 mod tensorboard;
 mod terminal;
+mod traces;
 mod training;
 mod units;
 mod workbench;

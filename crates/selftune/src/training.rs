@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use train::cost::{Basis, Estimate, Prediction};
+use train::cost::{Basis, Comparison, Estimate, Prediction};
 use train::{
     Control, Receipt, RunEnd, RunFolder, StartingAdapter, TrainConfig, TrainEvent, TrainInputs, TrainOutcome, TrainPlan,
 };
@@ -445,11 +445,15 @@ fn show_cost(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal) {
     let mut parts = Vec::new();
     let cost = plan.as_ref().and_then(|plan| plan.cost.as_ref()).filter(|_| outcome.end == RunEnd::Completed);
     if let Some(cost) = cost {
-        parts.push(format!("{} (planned {})", human_seconds(outcome.seconds), human_seconds(cost.time_s.value)));
+        let beside = |planned, measured, human| beside_plan(&Comparison { planned, measured }, human);
+        parts.push(beside(cost.time_s, outcome.seconds, human_seconds));
+        if let (Some(planned), Some(measured)) = (cost.energy_j, outcome.energy_j) {
+            parts.push(beside(planned, measured, human_joules));
+        }
     }
     if let (Some(plan), Ok(Some(peak))) = (&plan, peak_memory(run)) {
         let planned = human_bytes(plan.memory_total_bytes as u64);
-        parts.push(format!("{} of memory (planned tensors {planned})", human_bytes(peak)));
+        parts.push(format!("{} of memory (planned {planned})", human_bytes(peak)));
     }
     let saving = &outcome.saving;
     if saving.saves > 0 {
@@ -463,6 +467,18 @@ fn show_cost(outcome: &TrainOutcome, run: &RunFolder, terminal: &Terminal) {
     if !parts.is_empty() {
         terminal.line(format!("  cost {}", parts.join("; ")));
     }
+}
+
+/// A measured cost beside its prediction: `48 s (planned 45 s, 39 s to 52 s: as planned)`.
+fn beside_plan(comparison: &Comparison, human: fn(f64) -> String) -> String {
+    let (measured, planned) = (human(comparison.measured), human(comparison.planned.value));
+    let range = comparison.planned.interval.map(|[low, high]| format!(", {} to {}", human(low), human(high)));
+    let held = match comparison.is_inside() {
+        Some(true) => ": as planned".to_owned(),
+        Some(false) => format!(": {:.2} times the plan", comparison.ratio()),
+        None => String::new(),
+    };
+    format!("{measured} (planned {planned}{}{held})", range.unwrap_or_default())
 }
 
 /// Writes a report, or says why it could not: what was computed is shown all the same.

@@ -1,9 +1,12 @@
 //! `selftune forget`: a record leaves the history and every adapter that saw it.
 
+use crate::acceptance::{self, Candidate};
+use crate::accepted;
 use crate::commands::runs::run_folders;
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::preparation;
 use crate::terminal::Terminal;
+use crate::traces::{self, Quote, SeenVersion};
 use crate::training::{self, FromAdapter, RunInputs, WatchArguments};
 use crate::workbench::{AdapterBelow, Workbench};
 use anyhow::Context;
@@ -19,6 +22,10 @@ use train::{Receipt, RunEnd, RunFolder, RunStatus, TrainConfig};
 /// answer, as an earlier record in a prompt, for validation, or through an adapter that it began from, is trained anew
 /// from its own configuration into a new run, and only then removed as a whole: adapters, state, metrics, report.
 /// A run that was interrupted here goes on when the command is given again.
+///
+/// Accepted versions that saw the record (`selftune adapters`) go too, once the new run was judged; if it is accepted it is
+/// in use in their place, else the newest version left. Reports of other runs that quote the record are removed.
+/// Study folders, reports written with --report and exported or merged models are not searched: delete those yourself.
 ///
 /// Files are deleted as the system deletes them; a disk may keep their content until it needs the place.
 ///
@@ -69,50 +76,113 @@ struct Affected {
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let place = arguments.history.as_deref().map(|history| find(history, &arguments.record)).transpose()?.flatten();
-    let affected = affected_runs(&arguments.runs, &arguments.record)?;
+    let found = find_traces(&arguments.runs, &arguments.record)?;
     let has_history = arguments.history.is_some();
-    if place.is_none() && affected.is_empty() {
+    if place.is_none() && found.is_empty() {
         let looked = arguments.history.iter().map(|path| path.display().to_string());
         let looked: Vec<_> = looked.chain([format!("the runs in {}", arguments.runs.display())]).collect();
         return Err(Failure::input(format!("there is no record {} in {}", arguments.record, looked.join(" nor in "))));
     }
-    announce(&arguments, place.as_ref(), has_history, &affected, terminal);
+    announce(&arguments, place.as_ref(), has_history, &found, terminal);
     let mut done: Vec<serde_json::Value> = Vec::new();
     if !arguments.dry_run {
         if let Some(place) = &place {
             place.remove()?;
         }
-        let mut replaced = BTreeMap::new();
-        for run in &affected {
-            let new = if arguments.no_retrain { None } else { Some(replace(run, &replaced, &arguments, terminal)?) };
+        // Quick, and nothing waits for it.
+        found.quotes.iter().try_for_each(Quote::remove)?;
+        let mut replaced = Replaced::default();
+        for run in &found.runs {
+            let versions: Vec<&SeenVersion> = found.versions.iter().filter(|seen| seen.version.note.run == run.path).collect();
+            let new = if arguments.no_retrain { None } else { Some(replace(run, &versions, &replaced, &arguments, terminal)?) };
+            remove_versions(&versions, terminal)?;
             std::fs::remove_dir_all(&run.path).with_context(|| format!("cannot remove {}", run.path.display()))?;
             match &new {
                 Some(new) => terminal.line(format!("  {} is replaced by {}", run.path.display(), new.display())),
                 None => terminal.line(format!("  {} is removed", run.path.display())),
             }
             done.push(serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": new}));
-            replaced.extend(new.map(|new| (run.path.clone(), new)));
+            if let Some(new) = new {
+                let hashes = versions.iter().map(|seen| (seen.hash.clone(), RunFolder::open(&new).map(|run| run.best_adapter())));
+                for (hash, adapter) in hashes {
+                    replaced.versions.insert(hash, adapter.map_err(training::run_failure)?);
+                }
+                replaced.runs.insert(run.path.clone(), new);
+            }
         }
+        // Those whose run is gone already.
+        let left: Vec<&SeenVersion> = found.versions.iter().filter(|seen| !found.has_run(&seen.version.note.run)).collect();
+        remove_versions(&left, terminal)?;
     } else {
-        done.extend(affected.iter().map(|run| serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": null})));
+        done.extend(found.runs.iter().map(|run| serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": null})));
     }
     terminal.json(&serde_json::json!({
         "record": arguments.record,
         "history": place.as_ref().map(|place| serde_json::json!({"path": place.file, "line": place.line})),
         "runs": done,
+        "versions": found.versions.iter().map(|seen| serde_json::json!({
+            "name": seen.name, "version": seen.version.number, "folder": seen.version.folder, "run": seen.version.note.run,
+        })).collect::<Vec<_>>(),
+        "reports": found.quotes,
         "dry_run": arguments.dry_run,
     }));
     Ok(ExitStatus::Done)
 }
 
-fn announce(arguments: &Arguments, place: Option<&Place>, has_history: bool, affected: &[Affected], terminal: &Terminal) {
+/// Everything that the record left.
+struct Traces {
+    runs: Vec<Affected>,
+    versions: Vec<SeenVersion>,
+    /// In runs that stay.
+    quotes: Vec<Quote>,
+}
+
+impl Traces {
+    fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.versions.is_empty() && self.quotes.is_empty()
+    }
+    fn has_run(&self, path: &Path) -> bool {
+        self.runs.iter().any(|run| run.path == path)
+    }
+}
+
+/// What stands where something else stood.
+#[derive(Default)]
+struct Replaced {
+    /// Run folders.
+    runs: BTreeMap<PathBuf, PathBuf>,
+    /// Adapters by the hash of the accepted version that is gone.
+    versions: BTreeMap<String, PathBuf>,
+}
+
+impl Replaced {
+    /// Where the adapter at `path`, with this hash, is now.
+    fn moved(&self, path: &Path, hash: &str) -> PathBuf {
+        let in_run = self.runs.iter().find_map(|(old, new)| Some(new.join(path.strip_prefix(old).ok()?)));
+        in_run.or_else(|| self.versions.get(hash).cloned()).unwrap_or_else(|| path.to_owned())
+    }
+}
+
+fn remove_versions(versions: &[&SeenVersion], terminal: &Terminal) -> Result<(), Failure> {
+    for SeenVersion { name, version, .. } in versions {
+        accepted::remove(name, version.number)?;
+        let now = match accepted::current(name)? {
+            Some(now) => format!("version {} is in use", now.number),
+            None => "no version is in use".to_owned(),
+        };
+        terminal.line(format!("  version {} of {name} is removed: {now}", version.number));
+    }
+    Ok(())
+}
+
+fn announce(arguments: &Arguments, place: Option<&Place>, has_history: bool, found: &Traces, terminal: &Terminal) {
     terminal.heading(format!("Record {}", arguments.record));
     match place {
         Some(place) => terminal.line(format!("  line {} of {} is removed", place.line, place.file.display())),
         None if has_history => terminal.line("  it is no longer in the history"),
         None => terminal.line("  stays in its history (--history removes it there)"),
     }
-    for run in affected {
+    for run in &found.runs {
         let why = match run.saw {
             Saw::Trained => "was trained on it",
             Saw::Retrieved => "saw it in the prompt of another record",
@@ -122,9 +192,16 @@ fn announce(arguments: &Arguments, place: Option<&Place>, has_history: bool, aff
         let then = if arguments.no_retrain { "is removed" } else { "is trained anew, then removed" };
         terminal.line(format!("  {} {why}: {then}", run.path.display()));
     }
-    if affected.is_empty() {
+    if found.runs.is_empty() {
         terminal.line(format!("  no run in {} saw it", arguments.runs.display()));
     }
+    for SeenVersion { name, version, .. } in &found.versions {
+        terminal.line(format!("  version {} of the accepted adapter {name} saw it: is removed", version.number));
+    }
+    for quote in &found.quotes {
+        terminal.line(format!("  the report in {} quotes it: is removed (selftune eval writes a new one)", quote.report.display()));
+    }
+    terminal.line("  study folders, reports elsewhere, exported and merged models are not searched");
 }
 
 /// Where a record stands.
@@ -174,8 +251,8 @@ impl Place {
     }
 }
 
-/// The runs that saw the record, those that others began from first.
-fn affected_runs(folder: &Path, id: &str) -> Result<Vec<Affected>, Failure> {
+/// Looks through runs and accepted adapters; the runs that others are built on come first.
+fn find_traces(folder: &Path, id: &str) -> Result<Traces, Failure> {
     let mut affected: Vec<Affected> = Vec::new();
     let mut others = Vec::new();
     for path in run_folders(folder).bad_input(format!("cannot list {}", folder.display()))? {
@@ -192,18 +269,37 @@ fn affected_runs(folder: &Path, id: &str) -> Result<Vec<Affected>, Failure> {
             return Err(Failure::input(format!("{} is being trained; stop it first (Ctrl-C saves it)", run.path().display())));
         }
     }
-    // A run that began from an affected one is affected, and so on.
-    while let Some(index) = others.iter().position(|run| affected.iter().any(|before| run.inputs.is_built_on(&before.path))) {
-        affected.push(others.remove(index));
+    // A run that is built on an affected one, or on an accepted version that saw the record, is affected, and so on; and
+    // the versions that came out of it are, too.
+    let paths = |runs: &[Affected]| runs.iter().map(|run| run.path.clone()).collect::<Vec<_>>();
+    let mut versions = traces::versions_that_saw(id, &paths(&affected))?;
+    while let Some(index) = others.iter().position(|run| {
+        affected.iter().any(|before| run.inputs.is_built_on(&before.path))
+            || versions.iter().any(|seen| run.inputs.is_built_on_adapter(&seen.hash))
+    }) {
+        let run = others.remove(index);
+        if RunFolder::open(&run.path).and_then(|run| run.watch()).map_err(training::run_failure)?.status == RunStatus::Running {
+            return Err(Failure::input(format!("{} is being trained; stop it first (Ctrl-C saves it)", run.path.display())));
+        }
+        affected.push(run);
+        versions = traces::versions_that_saw(id, &paths(&affected))?;
     }
+    let mut quotes = Vec::new();
+    for run in &others {
+        quotes.extend(traces::quotes(&run.path, id)?);
+    }
+    let is_built_on = |run: &Affected, other: &Affected| {
+        let mut copies = versions.iter().filter(|seen| seen.version.note.run == other.path);
+        run.inputs.is_built_on(&other.path) || copies.any(|seen| run.inputs.is_built_on_adapter(&seen.hash))
+    };
     // Stable: of two runs the one that the other is built on comes first.
     let mut ordered: Vec<Affected> = Vec::new();
     while !affected.is_empty() {
-        let free = |run: &Affected| !affected.iter().any(|other| run.path != other.path && run.inputs.is_built_on(&other.path));
+        let free = |run: &Affected| !affected.iter().any(|other| run.path != other.path && is_built_on(run, other));
         let next = affected.iter().position(free).unwrap_or(0);
         ordered.push(affected.remove(next));
     }
-    Ok(ordered)
+    Ok(Traces { runs: ordered, versions, quotes })
 }
 
 impl RunInputs {
@@ -211,6 +307,12 @@ impl RunInputs {
     fn is_built_on(&self, run: &Path) -> bool {
         let below = self.on.iter().map(|below| &below.path);
         self.from.iter().map(|from| &from.adapter).chain(below).any(|adapter| adapter.starts_with(run))
+    }
+
+    /// Whether the run began from, or stands on, an adapter that computes the same as the one with this hash.
+    fn is_built_on_adapter(&self, hash: &str) -> bool {
+        let below = self.on.iter().map(|below| &below.entry.content_hash);
+        self.from.iter().map(|from| &from.hash).chain(below).any(|adapter| adapter == hash)
     }
 }
 
@@ -229,10 +331,12 @@ fn saw(run: &RunFolder, id: &str) -> Result<Option<Saw>, Failure> {
     Ok(receipt.and_then(|receipt| receipt.saw(id)).filter(|saw| *saw).map(|_| Saw::Inherited))
 }
 
-/// Trains the run anew without the record, or goes on with an attempt that was interrupted. Returns the new folder.
+/// Trains the run anew without the record, or goes on with an attempt that was interrupted, and judges it under the
+/// names of the accepted `versions` that came out of the old one. Returns the new folder.
 fn replace(
     old: &Affected,
-    replaced: &BTreeMap<PathBuf, PathBuf>,
+    versions: &[&SeenVersion],
+    replaced: &Replaced,
     arguments: &Arguments,
     terminal: &Terminal,
 ) -> Result<PathBuf, Failure> {
@@ -240,8 +344,8 @@ fn replace(
         Failure::input(format!("{} has no config.json to train it anew from; --no-retrain removes it", old.path.display()))
     })?;
     let attempt = attempt_to_replace(&old.path, &arguments.runs)?;
-    if let Some((path, true)) = attempt {
-        return Ok(path);
+    if let (Some((path, true)), true) = (&attempt, versions.is_empty()) {
+        return Ok(path.clone());
     }
     terminal.heading(format!("Training {} anew", old.path.display()));
     let mut inputs = old.inputs.clone();
@@ -255,14 +359,12 @@ fn replace(
         )));
     }
     let bench = Workbench::open(&inputs.model, false, terminal)?;
-    let moved = |adapter: &Path| {
-        replaced.iter().find_map(|(old, new)| Some(new.join(adapter.strip_prefix(old).ok()?))).unwrap_or_else(|| adapter.to_owned())
-    };
-    let below: Vec<PathBuf> = inputs.on.iter().map(|below| moved(&below.path)).collect();
+    let below: Vec<PathBuf> =
+        inputs.on.iter().map(|below| replaced.moved(&below.path, &below.entry.content_hash)).collect();
     let on = bench.adapters(&below)?;
     inputs.on = AdapterBelow::list(&below, &on);
     let mut config = config.clone();
-    let from = inputs.from.as_ref().map(|from| FromAdapter::begin(&moved(&from.adapter), &bench, &mut config)).transpose()?;
+    let from = inputs.from.as_ref().map(|from| FromAdapter::begin(&replaced.moved(&from.adapter, &from.hash), &bench, &mut config)).transpose()?;
     let (from, start) = from.unzip();
     let preparation = preparation::prepare(&bench, &history, &config, inputs.hold_out)?;
     inputs.from = from;
@@ -288,6 +390,17 @@ fn replace(
             run.path().display(),
             old.path.display()
         )));
+    }
+    let mut names: Vec<&String> = versions.iter().map(|seen| &seen.name).collect();
+    names.dedup();
+    for name in names {
+        let (bench, preparation, config) = (&bench, &preparation, &config);
+        let leaving = versions.iter().filter(|seen| seen.name == *name).map(|seen| seen.version.number).collect();
+        let (on_folders, name) = (below.clone(), name.clone());
+        let candidate = Candidate { bench, on: &on, on_folders, run: &run, preparation, config, name, leaving };
+        if acceptance::conclude(&candidate, terminal)?.is_none() {
+            return Err(Failure::interrupted("stopped before the new adapter was judged; give the command again to go on"));
+        }
     }
     Ok(run.path().to_owned())
 }

@@ -1,6 +1,6 @@
 //! `selftune runs`: all runs at a glance.
 
-use crate::commands::status::{status_name, verdict};
+use crate::commands::status::{standing, verdict};
 use crate::failure::{ExitStatus, InputError, Outcome};
 use crate::terminal::{STRONG, Terminal};
 use crate::training::RunInputs;
@@ -37,7 +37,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         };
         rows.push([
             name(&path),
-            status_name(watch.status).to_owned(),
+            standing(&watch),
             inputs.as_ref().map_or_else(|| "?".to_owned(), |inputs| inputs.model_name.clone()),
             inputs.as_ref().map_or_else(|| "?".to_owned(), |inputs| name(&inputs.history.path)),
             format!("{}/{}", watch.step, watch.steps),

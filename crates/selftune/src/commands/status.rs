@@ -5,7 +5,7 @@ use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds}
 use crate::training::{self, program};
 use std::path::PathBuf;
 use std::time::Duration;
-use train::{RunFolder, RunStatus, RunWatch};
+use train::{Hold, RunFolder, RunStatus, RunWatch};
 
 /// Say how a run stands, also while it trains.
 ///
@@ -30,14 +30,16 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     loop {
         let watch = run.watch().bad_input("no status")?;
         // Only what is news.
-        if shown != Some((watch.step, watch.status)) {
+        let waits = watch.hold.as_ref().map(conditions);
+        let news = Some((watch.step, watch.status, waits));
+        if shown != news {
             if arguments.follow && shown.is_some() {
                 terminal.line(line(&watch));
             } else {
                 show(&run, &watch, terminal);
             }
             terminal.json(&serde_json::json!({"run": watch}));
-            shown = Some((watch.step, watch.status));
+            shown = news;
         }
         if !arguments.follow || watch.status != RunStatus::Running || training::stop_asked() {
             return Ok(ExitStatus::Done);
@@ -56,13 +58,34 @@ pub fn status_name(status: RunStatus) -> &'static str {
     }
 }
 
+/// What a run stands at, a hold included.
+pub fn standing(watch: &RunWatch) -> String {
+    match (&watch.hold, watch.status) {
+        (None, status) => status_name(status).to_owned(),
+        (Some(_), RunStatus::Running) => "on hold".to_owned(),
+        (Some(_), status) => format!("{}, on hold", status_name(status)),
+    }
+}
+
+/// The configuration keys that a run on hold waits for.
+fn conditions(hold: &Hold) -> String {
+    hold.waits.iter().map(|wait| wait.condition.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// What a run on hold waits for, in words.
+fn waits_for(hold: &Hold) -> String {
+    hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect::<Vec<_>>().join("; and ")
+}
+
 /// One line about a run that trains.
 fn line(watch: &RunWatch) -> String {
-    let mut line = format!("{}  {}/{} updates", status_name(watch.status), watch.step, watch.steps);
+    let mut line = format!("{}  {}/{} updates", standing(watch), watch.step, watch.steps);
     if let Some(loss) = watch.loss_recent {
         line.push_str(&format!("  loss {loss:.3}"));
     }
-    if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running) {
+    if let Some(hold) = &watch.hold {
+        line.push_str(&format!("  waits for {}", waits_for(hold)));
+    } else if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running) {
         line.push_str(&format!("  {:.0} tokens/s  {} left", last.tokens_per_second, human_seconds(last.eta_seconds)));
     }
     line
@@ -73,8 +96,8 @@ fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
     let path = watch.path.display();
     terminal.heading(format!("Run {path}"));
     let status = match watch.process {
-        Some(process) => format!("running in process {process}"),
-        None => status_name(watch.status).to_owned(),
+        Some(process) => format!("{} in process {process}", standing(watch)),
+        None => standing(watch),
     };
     field("status", status);
     if let Ok(inputs) = training::RunInputs::of(run) {
@@ -89,7 +112,7 @@ fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
     if let (Some(before), Some(best)) = (watch.validation_before, &watch.validation_best) {
         field("held out", format!("{before:.3} before, {:.3} at best (update {})", best.loss, best.step));
     }
-    if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running) {
+    if let Some(last) = watch.last.as_ref().filter(|_| watch.status == RunStatus::Running && watch.hold.is_none()) {
         field("left", format!("{} at {:.0} tokens/s", human_seconds(last.eta_seconds), last.tokens_per_second));
     }
     if let Some(saved) = &watch.saved {
@@ -97,8 +120,10 @@ fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
         field("saved", format!("after update {} ({cost})", saved.step));
     }
     if let Some(hold) = &watch.hold {
-        let waits: Vec<_> = hold.waits.iter().map(|wait| wait.waits_for.as_str()).collect();
-        field("waits for", waits.join("; and "));
+        let since = device::local_time(hold.since_unix_seconds);
+        let seconds = human_seconds(hold.seconds(device::unix_time_seconds()));
+        field("on hold", format!("since {since} ({seconds}), after update {}, by {}", hold.step, conditions(hold)));
+        field("waits for", waits_for(hold));
     }
     match watch.status {
         RunStatus::Running => {

@@ -268,7 +268,8 @@ fn judge(arguments: &Arguments, trained: &Trained, terminal: &Terminal) -> Resul
         return Err(Failure::usage(format!("--name {name:?}: expected letters, digits, '-', '_' and '.'")));
     }
     let on_folders = inputs.on.iter().map(|below| below.path.clone()).collect();
-    acceptance::conclude(&Candidate { bench, on, on_folders, run, preparation, config, name }, terminal)
+    let candidate = Candidate { bench, on, on_folders, run, preparation, config, name, leaving: Vec::new() };
+    acceptance::conclude(&candidate, terminal)
 }
 
 /// `runs/NAME`, or the first free `runs/NAME-2`, `runs/NAME-3`, ...

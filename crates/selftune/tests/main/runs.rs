@@ -96,6 +96,94 @@ fn a_new_run_begins_from_an_adapter_and_a_grown_history_leads_there() {
 }
 
 #[test]
+fn a_forgotten_record_leaves_accepted_versions_and_reports() {
+    let place = Place::new();
+    // Learns well enough to be accepted, as `me`; another, under a name of its own, never saw r3.
+    let learn = ["--set", "passes=6", "--set", "tokens_max=200", "--set", "learning_rate=1e-2", "--hold-out", "10"];
+    let trained = |output: &str, name: &str, more: &[&str]| {
+        place.json(&[TRAIN, &learn, &["--output", output, "--name", name], more].concat())
+    };
+    assert_eq!(trained("runs/first", "me", &[])["acceptance"]["accepted"], true);
+    trained("runs/stranger", "other", &["--newest", "20"]);
+    let versions = |name: &str| {
+        let listed = place.json(&["adapters", name])["adapters"][0]["versions"].clone();
+        let versions = listed.as_array().expect("versions").iter();
+        versions.map(|version| (version["number"].clone(), version["in_use"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(versions("me"), [(1.into(), true.into())]);
+    let other = versions("other");
+    let saw = |adapter: &Path| {
+        let adapter = adapter.to_str().expect("UTF-8");
+        place.json(&["inspect", adapter, "--saw", "r3"])["saw"].clone()
+    };
+    assert_eq!(saw(&place.path("home/adapters/me/v001")), true);
+
+    // The stranger is asked about r3, which it never saw, and its report quotes it; a report of other records stays.
+    train(&place, "runs/asks", &["--newest", "37", "--hold-out", "36", "--no-accept"]);
+    let eval = ["eval", "--run", "runs/asks", "--max-tokens", "2"];
+    let quoting = place.json(&eval);
+    let newest = place.json(&["eval", "--run", "runs/stranger", "--max-tokens", "2"]);
+    let report = |evaluation: &Value| place.path(evaluation["kept"].as_str().expect("kept")).join("report.json");
+    let samples = std::fs::read_to_string(report(&quoting)).expect("a report");
+    let quoted: Value = serde_json::from_str(&samples).expect("JSON");
+    let quoted = quoted["samples"][0]["id"].as_str().expect("a sample").to_owned();
+    assert_eq!(quoted, "r4", "the oldest of the held-out records is the first sample");
+
+    let forget = ["forget", "--record", "r4", "--history", "history.jsonl"];
+    let planned = place.json(&[&forget[..], &["--dry-run"]].concat());
+    assert_eq!((&planned["versions"][0]["name"], &planned["versions"][0]["version"]), (&"me".into(), &1.into()));
+    assert_eq!(planned["versions"].as_array().map(Vec::len), Some(1), "{planned:#}");
+    assert_eq!(planned["reports"].as_array().map(Vec::len), Some(2), "the newest and the kept one: {planned:#}");
+    assert!(report(&quoting).exists() && place.path("home/adapters/me/v001").exists(), "nothing is changed");
+
+    place.json(&forget);
+    assert!(!place.path("home/adapters/me/v001").exists() && !place.path("runs/first").exists());
+    assert_eq!(versions("me"), [(2.into(), true.into())], "the new run was judged and took its place");
+    let hash = |adapter: &str| tensors(&place.path(adapter));
+    assert_eq!(hash("home/adapters/me/v002"), hash("runs/first-2/adapter/best"));
+    assert!(!report(&quoting).exists() && !place.path("runs/asks/report.html").exists());
+    assert!(place.path("runs/asks/adapter/best").exists(), "a run that never saw it stays");
+    assert!(report(&newest).exists() && place.path("runs/stranger/report.json").exists());
+    assert_eq!(versions("other"), other);
+
+    // A version whose run is gone has its receipt.
+    std::fs::remove_dir_all(place.path("runs/first-2")).expect("removed");
+    let gone = place.json(&["forget", "--record", "r5", "--history", "history.jsonl"]);
+    assert_eq!((&gone["versions"][0]["version"], versions("me").len()), (&2.into(), 0));
+    place.refuses(&["generate", "--model", "model", "--adapter", "me", "hello"], 3, &["me"]);
+}
+
+#[test]
+fn a_hold_is_shown_by_status_and_runs() {
+    let place = Place::new();
+    train(&place, "runs/me", &[]);
+    let hold = serde_json::json!({"step": 3, "since_unix_seconds": 1.7e9, "waits": [
+        {"condition": "quiet_hours", "waits_for": "the quiet hours 22:00-07:00 (now 12:00)"},
+        {"condition": "only_charging", "waits_for": "a charger to be connected"},
+    ]});
+    // As a run leaves it that was stopped while on hold.
+    place.write("runs/me/hold.json", &hold.to_string());
+    std::fs::remove_file(place.path("runs/me/summary.json")).expect("removed");
+    assert_eq!(place.json(&["status", "runs/me"])["run"]["hold"], hold);
+    assert_eq!(place.json(&["runs"])["runs"][0]["run"]["hold"], hold);
+    let text = |arguments: &[&str]| {
+        let output = place.command(arguments).env("TZ", "UTC").output().expect("the program starts");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let status = text(&["status", "runs/me"]);
+    for part in [
+        "stopped, on hold",
+        "since 2023-11-14 22:13",
+        "after update 3, by quiet_hours, only_charging",
+        "the quiet hours 22:00-07:00 (now 12:00); and a charger to be connected",
+        "train --resume runs/me",
+    ] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
+    assert!(text(&["runs"]).contains("stopped, on hold"));
+}
+
+#[test]
 fn a_forgotten_record_leaves_history_adapters_and_their_heirs() {
     let place = Place::new();
     train(&place, "runs/first", &[]);
