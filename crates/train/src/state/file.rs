@@ -79,7 +79,7 @@ pub(crate) fn lay_out(image: &mut Vec<u8>, identity: &Identity, progress: &Progr
     image[12..16].copy_from_slice(&(header.len() as u32).to_le_bytes());
     image[16..24].copy_from_slice(&(count as u64).to_le_bytes());
     image[FIXED_BYTES..values_at].copy_from_slice(&header);
-    let (mut rest, bytes) = (&mut image[values_at..], size_of::<f32>() * count);
+    let (mut rest, bytes) = (&mut image[values_at..], size_of_val(values[0]));
     for list in values {
         let (places, after) = rest.split_at_mut(bytes);
         // One list at a time: the compiler makes a plain copy of it, 3 times as fast as over all of them in a chain.
