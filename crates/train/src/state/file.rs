@@ -79,15 +79,19 @@ pub(crate) fn lay_out(image: &mut Vec<u8>, identity: &Identity, progress: &Progr
     image[12..16].copy_from_slice(&(header.len() as u32).to_le_bytes());
     image[16..24].copy_from_slice(&(count as u64).to_le_bytes());
     image[FIXED_BYTES..values_at].copy_from_slice(&header);
-    let (mut rest, bytes) = (&mut image[values_at..], size_of_val(values[0]));
-    for list in values {
-        let (places, after) = rest.split_at_mut(bytes);
-        // One list at a time: the compiler makes a plain copy of it, 3 times as fast as over all of them in a chain.
-        for (place, value) in places.as_chunks_mut::<4>().0.iter_mut().zip(list) {
-            *place = value.to_le_bytes();
+    // Side by side, and each a plain copy: the training stands still meanwhile.
+    std::thread::scope(|scope| {
+        let mut rest = &mut image[values_at..];
+        for list in values {
+            let places;
+            (places, rest) = rest.split_at_mut(size_of_val(list));
+            scope.spawn(move || {
+                for (place, value) in places.as_chunks_mut::<4>().0.iter_mut().zip(list) {
+                    *place = value.to_le_bytes();
+                }
+            });
         }
-        rest = after;
-    }
+    });
 }
 
 /// Saves what [`lay_out`] made into `folder`; afterwards the former `current` is `previous`. Adds the checksums to the
