@@ -64,6 +64,9 @@ pub(crate) struct Loaded {
     pub fallback: Option<String>,
 }
 
+/// A list that is shorter is copied (in under a millisecond) before a thread for it has started.
+const THREAD_BYTES_MIN: usize = 4 << 20;
+
 /// Lays a state out in `image` as it will lie on the disk, checksums excepted: one copy of the values, so that the run
 /// can go on while [`save`] works on the image. An image that was used before is not allocated again.
 pub(crate) fn lay_out(image: &mut Vec<u8>, identity: &Identity, progress: &Progress, values: [&[f32]; 3]) {
@@ -79,17 +82,21 @@ pub(crate) fn lay_out(image: &mut Vec<u8>, identity: &Identity, progress: &Progr
     image[12..16].copy_from_slice(&(header.len() as u32).to_le_bytes());
     image[16..24].copy_from_slice(&(count as u64).to_le_bytes());
     image[FIXED_BYTES..values_at].copy_from_slice(&header);
-    // Side by side, and each a plain copy: the training stands still meanwhile.
+    let copy = |places: &mut [u8], list: &[f32]| {
+        for (place, value) in places.as_chunks_mut::<4>().0.iter_mut().zip(list) {
+            *place = value.to_le_bytes();
+        }
+    };
+    // The training stands still meanwhile: long lists are copied side by side.
     std::thread::scope(|scope| {
         let mut rest = &mut image[values_at..];
         for list in values {
             let places;
             (places, rest) = rest.split_at_mut(size_of_val(list));
-            scope.spawn(move || {
-                for (place, value) in places.as_chunks_mut::<4>().0.iter_mut().zip(list) {
-                    *place = value.to_le_bytes();
-                }
-            });
+            match places.len() > THREAD_BYTES_MIN {
+                true => drop(scope.spawn(move || copy(places, list))),
+                false => copy(places, list),
+            }
         }
     });
 }
