@@ -10,9 +10,20 @@ pub(crate) enum Kind {
     /// AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// AVX2, FMA and AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with dot products of signed by unsigned bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    /// NEON with dot products of signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     /// Plain Rust.
     Portable,
 }
@@ -34,7 +45,23 @@ impl Isa {
                 found.push(Isa(Kind::Avx512Vnni));
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                if is_x86_feature_detected!("avxvnni") {
+                    found.push(Isa(Kind::AvxVnni));
+                }
                 found.push(Isa(Kind::Avx2));
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected as detected;
+            if detected!("dotprod") && detected!("i8mm") {
+                found.push(Isa(Kind::NeonI8mm));
+            }
+            if detected!("dotprod") {
+                found.push(Isa(Kind::NeonDotprod));
+            }
+            if detected!("neon") {
+                found.push(Isa(Kind::Neon));
             }
         }
         found.push(Isa(Kind::Portable));
@@ -56,14 +83,34 @@ impl Isa {
         Isa::available().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// `avx512vnni`, `avx2` or `portable`.
+    /// `avx512vnni`, `avxvnni`, `avx2`, `neon-i8mm`, `neon-dotprod`, `neon` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => "neon-i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDotprod => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
             Kind::Portable => "portable",
+        }
+    }
+
+    /// The instruction set of its float kernels: `avx512vnni`, `avx2`, `neon` or `portable`. The others differ from
+    /// these in products of integers only.
+    pub fn float_name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm | Kind::NeonDotprod => "neon",
+            _ => self.name(),
         }
     }
 

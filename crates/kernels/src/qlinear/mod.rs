@@ -78,7 +78,7 @@ pub fn kernel_name(direction: Direction, precision: Precision, isa: Isa) -> Kern
                 Precision::Exact => "fma",
             };
             let tile = if S::Float::MANY_REGISTERS { "6x64" } else { "3x16" };
-            format!("{}/{instruction}/{tile}", S::Float::NAME)
+            format!("{}/{instruction}/{tile}", S::NAME)
         }
     }
     // SAFETY: the kernel has no conditions.

@@ -86,6 +86,7 @@ impl Avx2 {
 operators!(Avx2);
 
 impl Simd for Avx2 {
+    #[cfg(test)]
     const NAME: &'static str = "avx2";
     const MANY_REGISTERS: bool = false;
 

@@ -43,6 +43,7 @@ fn first_lanes(count: usize) -> __mmask16 {
 }
 
 impl Simd for Avx512 {
+    #[cfg(test)]
     const NAME: &'static str = "avx512vnni";
     const MANY_REGISTERS: bool = true;
 

@@ -4,12 +4,16 @@
 //! as long as their float steps do. "Lane" here is a part of 16 bytes, as in the shuffles of the processors.
 
 use super::Simd;
+#[cfg(target_arch = "aarch64")]
+use super::integer_neon::{DOTPROD, I8MM, NeonInteger, WIDENED};
 use crate::isa::{Isa, Kind};
 use crate::qlinear::ScaleType;
 
 /// A vector of 64 bytes on one instruction set; exists only inside kernels started by [`dispatch`].
 pub(crate) trait IntegerSimd: Copy {
     type Float: Simd;
+    /// Name of the instruction set, equal to [`Isa::name`].
+    const NAME: &'static str;
     /// What the name of a kernel says about the instruction that multiplies 16-bit integers.
     const DOT_I16: &'static str;
     /// The same for unsigned times signed bytes.
@@ -118,7 +122,15 @@ pub(crate) unsafe fn dispatch<K: IntegerKernel>(isa: Isa, kernel: K) -> K::Outpu
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => run_recorded::<super::integer_avx512::Avx512Integer, K>(kernel),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => run_recorded::<super::integer_avx2::Avx2Integer, K>(kernel),
+            Kind::AvxVnni => run_recorded::<super::integer_avx2::Avx2Integer<true>, K>(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => run_recorded::<super::integer_avx2::Avx2Integer<false>, K>(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => run_recorded::<NeonInteger<I8MM>, K>(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDotprod => run_recorded::<NeonInteger<DOTPROD>, K>(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => run_recorded::<NeonInteger<WIDENED>, K>(kernel),
             Kind::Portable => run_recorded::<super::integer_portable::PortableInteger, K>(kernel),
         }
     }
@@ -127,7 +139,7 @@ pub(crate) unsafe fn dispatch<K: IntegerKernel>(isa: Isa, kernel: K) -> K::Outpu
 #[inline(always)]
 unsafe fn run_recorded<S: IntegerSimd, K: IntegerKernel>(kernel: K) -> K::Output {
     #[cfg(test)]
-    super::record::add(S::Float::NAME);
+    super::record::add(S::NAME);
     // SAFETY: passed on from `dispatch`.
     unsafe { S::call(kernel) }
 }

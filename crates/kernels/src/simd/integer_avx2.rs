@@ -1,4 +1,5 @@
-//! Integer vectors in AVX2: two registers of 32 bytes, so lanes 0 and 1, then 2 and 3.
+//! Integer vectors in AVX2: two registers of 32 bytes, so lanes 0 and 1, then 2 and 3. With `VNNI`, products are
+//! the instructions of the AVX-VNNI extension, which multiply and add at once.
 
 use super::avx2::Avx2;
 use super::integer::{IntegerKernel, IntegerSimd};
@@ -6,14 +7,20 @@ use crate::qlinear::ScaleType;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2Integer(__m256i, __m256i);
+pub(crate) struct Avx2Integer<const VNNI: bool>(__m256i, __m256i);
 
 /// Runs a kernel inside a function that may use the instructions.
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
 unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
     // SAFETY: passed on.
-    unsafe { kernel.run::<Avx2Integer>() }
+    unsafe { kernel.run::<Avx2Integer<false>>() }
+}
+#[target_feature(enable = "avx2,fma,avxvnni")]
+#[inline(never)]
+unsafe fn call_vnni<K: IntegerKernel>(kernel: K) -> K::Output {
+    // SAFETY: passed on.
+    unsafe { kernel.run::<Avx2Integer<true>>() }
 }
 
 /// i32 `sum` + unsigned bytes times signed bytes in fours; neighbouring products must sum to 16 bits.
@@ -68,14 +75,15 @@ macro_rules! halves {
 
 // SAFETY (for every block of this file): values of this type exist only inside `call`, whose caller proved that
 // the processor has these instructions; pointers are the callers' duty.
-impl IntegerSimd for Avx2Integer {
+impl<const VNNI: bool> IntegerSimd for Avx2Integer<VNNI> {
     type Float = Avx2;
-    const DOT_I16: &'static str = "vpmaddwd";
-    const DOT_U8: &'static str = "vpmaddubsw";
+    const NAME: &'static str = if VNNI { "avxvnni" } else { "avx2" };
+    const DOT_I16: &'static str = if VNNI { "vpdpwssd" } else { "vpmaddwd" };
+    const DOT_U8: &'static str = if VNNI { "vpdpbusd" } else { "vpmaddubsw" };
 
     #[inline(always)]
     unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
-        unsafe { call(kernel) }
+        unsafe { if VNNI { call_vnni(kernel) } else { call(kernel) } }
     }
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -137,6 +145,9 @@ impl IntegerSimd for Avx2Integer {
     #[inline(always)]
     fn dot_i16(self, a: Self, b: Self) -> Self {
         unsafe {
+            if VNNI {
+                return Self(_mm256_dpwssd_avx_epi32(self.0, a.0, b.0), _mm256_dpwssd_avx_epi32(self.1, a.1, b.1));
+            }
             Self(
                 _mm256_add_epi32(self.0, _mm256_madd_epi16(a.0, b.0)),
                 _mm256_add_epi32(self.1, _mm256_madd_epi16(a.1, b.1)),
@@ -146,7 +157,12 @@ impl IntegerSimd for Avx2Integer {
     #[inline(always)]
     fn dot_u8<const WIDE: bool>(self, unsigned: Self, signed: Self) -> Self {
         unsafe {
-            if WIDE {
+            if VNNI {
+                Self(
+                    _mm256_dpbusd_avx_epi32(self.0, unsigned.0, signed.0),
+                    _mm256_dpbusd_avx_epi32(self.1, unsigned.1, signed.1),
+                )
+            } else if WIDE {
                 Self(dot_u8_wide(self.0, unsigned.0, signed.0), dot_u8_wide(self.1, unsigned.1, signed.1))
             } else {
                 Self(dot_u8_narrow(self.0, unsigned.0, signed.0), dot_u8_narrow(self.1, unsigned.1, signed.1))

@@ -20,6 +20,7 @@ unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
 // the processor has these instructions; pointers are the callers' duty.
 impl IntegerSimd for Avx512Integer {
     type Float = Avx512;
+    const NAME: &'static str = "avx512vnni";
     const DOT_I16: &'static str = "vpdpwssd";
     const DOT_U8: &'static str = "vpdpbusd";
 

@@ -34,6 +34,7 @@ impl PortableInteger {
 
 impl IntegerSimd for PortableInteger {
     type Float = Portable;
+    const NAME: &'static str = "portable";
     const DOT_I16: &'static str = "i16";
     const DOT_U8: &'static str = "i8";
 

@@ -24,6 +24,10 @@ mod avx512;
 mod integer_avx2;
 #[cfg(target_arch = "x86_64")]
 mod integer_avx512;
+#[cfg(target_arch = "aarch64")]
+mod integer_neon;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +48,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
-    /// Name of the instruction set, equal to [`Isa::name`].
+    /// Name of the instruction set, equal to [`Isa::float_name`].
+    #[cfg(test)]
     const NAME: &'static str;
     /// Whether 32 registers hold a vector each: register tiles may then have 24 accumulators instead of 6.
     const MANY_REGISTERS: bool;
@@ -173,7 +178,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => run_recorded::<avx512::Avx512, K>(kernel),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => run_recorded::<avx2::Avx2, K>(kernel),
+            Kind::AvxVnni | Kind::Avx2 => run_recorded::<avx2::Avx2, K>(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm | Kind::NeonDotprod | Kind::Neon => run_recorded::<neon::Neon, K>(kernel),
             Kind::Portable => run_recorded::<portable::Portable, K>(kernel),
         }
     }

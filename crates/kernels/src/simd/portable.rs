@@ -36,6 +36,7 @@ fn power_of_two(exponent: i32) -> f32 {
 }
 
 impl Simd for Portable {
+    #[cfg(test)]
     const NAME: &'static str = "portable";
     const MANY_REGISTERS: bool = false;
 
