@@ -35,6 +35,9 @@ pub struct RunInputs {
     /// The run that this one is trained in place of (`forget`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<PathBuf>,
+    /// The adapter is not judged at the end (`--no-accept`), also when the run goes on later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_accept: bool,
 }
 
 /// The adapter that a run began from, and the run that made it, where one did.

@@ -99,6 +99,15 @@ pub fn import(
             "say who you are in it: --me with an address or name; may be repeated".to_string(),
         ));
     }
+    // Replacing it would lose what is being read, or a device.
+    if let Ok(found) = std::fs::canonicalize(output) {
+        if options.sources.iter().any(|source| std::fs::canonicalize(source).is_ok_and(|source| source == found)) {
+            return Err(ImportError::Option(format!("{} is what is read; choose another --output", output.display())));
+        }
+        if !found.is_file() {
+            return Err(ImportError::Option(format!("{} is no file; choose another --output", output.display())));
+        }
+    }
     let mut sink = Sink::create(output, options, replace)?;
     read(options, &mut sink)?;
     sink.finish()

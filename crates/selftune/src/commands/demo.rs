@@ -173,6 +173,7 @@ impl Demo<'_> {
             data: preparation.account(),
             from: None,
             replaces: None,
+            no_accept: true,
         };
         let run = RunFolder::create(folder, serde_json::to_value(&inputs)?).map_err(training::run_failure)?;
         let (on, watch) = (AdapterStack::default(), WatchArguments::default());

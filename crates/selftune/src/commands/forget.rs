@@ -83,6 +83,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         let looked: Vec<_> = looked.chain([format!("the runs in {}", arguments.runs.display())]).collect();
         return Err(Failure::input(format!("there is no record {} in {}", arguments.record, looked.join(" nor in "))));
     }
+    // Nothing is changed before everything that can be refused was.
+    refuse_what_would_be_left(&arguments, &found)?;
     announce(&arguments, place.as_ref(), has_history, &found, terminal);
     let mut done: Vec<serde_json::Value> = Vec::new();
     if !arguments.dry_run {
@@ -215,11 +217,90 @@ struct Place {
 fn find(history: &Path, id: &str) -> Result<Option<Place>, Failure> {
     let options = data::ReadOptions { on_bad_line: data::OnBadLine::Skip, ..data::ReadOptions::default() };
     let records = data::read_history(history, &options).bad_input(format!("cannot use the history {}", history.display()))?;
-    let found = records.records.iter().find(|record| record.id == id);
-    Ok(found.map(|record| Place { file: record.file.to_path_buf(), line: record.line }))
+    let mut found = records.records.iter().filter(|record| record.id == id);
+    let Some(place) = found.next().map(|record| Place { file: record.file.to_path_buf(), line: record.line }) else {
+        return Ok(None);
+    };
+    if let Some(other) = found.next() {
+        return Err(Failure::input(format!(
+            "{}: record {id} stands at line {} and at line {}; give each an id of its own first",
+            place.file.display(),
+            place.line,
+            other.line
+        )));
+    }
+    place.has_its_own(id)?;
+    Ok(Some(place))
+}
+
+/// Refuses, before anything is changed, what would leave the record in an adapter: runs that cannot be found, and runs
+/// whose history would still hold it.
+fn refuse_what_would_be_left(arguments: &Arguments, found: &Traces) -> Result<(), Failure> {
+    if !arguments.runs.is_dir() {
+        let problem = format!("{}: no such folder; say with --runs where the runs are", arguments.runs.display());
+        return Err(Failure::input(problem));
+    }
+    for seen in &found.versions {
+        let run = &seen.version.note.run;
+        if run.exists() && !found.has_run(run) {
+            return Err(Failure::input(format!(
+                "version {} of the accepted adapter {} came out of {}, which is not among the runs of {}; say with --runs \
+                 where it is",
+                seen.version.number,
+                seen.name,
+                run.display(),
+                arguments.runs.display()
+            )));
+        }
+    }
+    for run in &found.runs {
+        if std::fs::symlink_metadata(&run.path).is_ok_and(|data| data.is_symlink()) {
+            return Err(Failure::input(format!(
+                "{} is a link; say with --runs where the run itself is",
+                run.path.display()
+            )));
+        }
+        let history = &run.inputs.history.path;
+        let same = |given: &PathBuf| std::fs::canonicalize(given).ok() == std::fs::canonicalize(history).ok();
+        if arguments.no_retrain || arguments.history.as_ref().is_some_and(same) {
+            continue;
+        }
+        if run.inputs.history.read()?.records.iter().any(|record| record.id == arguments.record) {
+            return Err(Failure::input(format!(
+                "record {} is still in {1}, the history of {2}; say --history {1} to take it out",
+                arguments.record,
+                history.display(),
+                run.path.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 impl Place {
+    /// Whether the line says the id itself. A record without one is named after its line, so that the name would be
+    /// another record's once the line is gone.
+    fn has_its_own(&self, id: &str) -> Result<(), Failure> {
+        let context = || format!("cannot read {}", self.file.display());
+        let text = std::fs::read_to_string(&self.file).with_context(context)?;
+        let line = text.lines().nth(self.line.saturating_sub(1)).unwrap_or_default();
+        // Files of other forms are refused when the line is to be removed.
+        let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line) else { return Ok(()) };
+        let own = match fields.get("id") {
+            Some(serde_json::Value::String(own)) => own == id,
+            Some(serde_json::Value::Number(own)) => own.to_string() == id,
+            _ => false,
+        };
+        match own {
+            true => Ok(()),
+            false => Err(Failure::input(format!(
+                "{}:{}: this record has no \"id\", {id} only counts lines; give the records ids first",
+                self.file.display(),
+                self.line
+            ))),
+        }
+    }
+
     /// Takes the line out of the file: at once, and with the rights and all other bytes that it had.
     fn remove(&self) -> Result<(), Failure> {
         let context = || format!("cannot remove line {} of {}", self.line, self.file.display());
@@ -352,7 +433,7 @@ fn replace(
     let history = inputs.history.read()?;
     if history.records.iter().any(|record| record.id == arguments.record) {
         return Err(Failure::input(format!(
-            "record {} is still in {}, the history of {}; say --history {0} to take it out",
+            "record {} is still in {1}, the history of {2}; say --history {1} to take it out",
             arguments.record,
             inputs.history.path.display(),
             old.path.display()

@@ -174,6 +174,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         data: preparation.account(),
         from,
         replaces: None,
+        no_accept: arguments.no_accept,
     };
     let path = match &arguments.output {
         Some(path) => path.clone(),
@@ -236,7 +237,7 @@ fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Train
     }
     let judged = match outcome.end {
         RunEnd::Interrupted => None,
-        _ if arguments.no_accept => None,
+        _ if arguments.no_accept || inputs.no_accept => None,
         _ => judge(arguments, trained, terminal)?,
     };
     terminal.json(&serde_json::json!({

@@ -114,6 +114,7 @@ impl Scene {
                     data: preparation.account(),
                     from: None,
                     replaces: None,
+                    no_accept: true,
                 };
                 let mut inputs = serde_json::to_value(&inputs)?;
                 inputs["study_fingerprint"] = fingerprint.into();

@@ -26,6 +26,8 @@ fn a_table_is_imported_masked_and_trained_on() {
     assert_eq!(imported["left_out"][0]["places"], serde_json::json!(["mail.csv:14"]));
     place.refuses(&arguments, 2, &["h.jsonl exists already", "--force"]);
     place.json(&[&arguments[..], &["--force"]].concat());
+    let onto_itself = ["import", "csv", "mail.csv", "--map", "text=answer", "--output", "mail.csv", "--force"];
+    place.refuses(&onto_itself, 3, &["mail.csv is what is read"]);
     let train = ["train", "--model", "model", "--data", "h.jsonl", "--dry-run", "--set", "retriever=recency"];
     assert_eq!(place.json(&[&train, SHORT].concat())["data"]["records"], 12);
 

@@ -233,3 +233,27 @@ fn a_forgotten_record_leaves_history_adapters_and_their_heirs() {
     place.refuses(&["forget", "--record", "r5"], 3, &["still in"]);
     assert!(place.path("runs/first-2").exists());
 }
+
+#[test]
+fn what_cannot_be_forgotten_whole_is_refused_before_anything_changes() {
+    let place = Place::new();
+    train(&place, "runs/me", &[]);
+    let history = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
+    fn forget<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["forget", "--record", "r3"], more].concat()
+    }
+    place.refuses(&forget(&["--history", "history.jsonl", "--runs", "nowhere"]), 3, &["nowhere", "--runs"]);
+    // A copy of the history: the run's own would still hold the record.
+    place.write("copy.jsonl", &history);
+    place.refuses(&forget(&["--history", "copy.jsonl"]), 3, &["still in", "--history", "history.jsonl"]);
+    // Twice the same id, and an id that only counts lines.
+    place.write("twice.jsonl", &format!("{history}{}\n", history.lines().nth(3).expect("r3")));
+    place.refuses(&forget(&["--history", "twice.jsonl"]), 3, &["line 4", "line 41"]);
+    let nameless = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+    place.write("nameless.jsonl", nameless);
+    place.refuses(&["forget", "--record", "nameless-2", "--history", "nameless.jsonl"], 3, &["no \"id\""]);
+    let now = |file: &str| std::fs::read_to_string(place.path(file)).expect("a file");
+    assert_eq!((now("copy.jsonl"), now("history.jsonl")), (history.clone(), history));
+    assert_eq!(now("nameless.jsonl"), nameless);
+    assert!(place.path("runs/me/adapter/best").exists());
+}
