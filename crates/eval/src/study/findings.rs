@@ -193,14 +193,21 @@ fn section(
     units: &[UnitResult],
     bootstrap: &Bootstrap,
 ) -> Option<Section> {
-    let arms = configuration.arms();
     let unit = |user: &StudyUser, name: &str| {
         units
             .iter()
             .find(|unit| unit.history == account.name && unit.user == user.name && unit.configuration == name)
             .filter(|unit| unit.failure.is_none())
     };
-    let mut notes = BTreeSet::new();
+    // An arm that nobody of this history has, as another person's adapter where there is one person, hides no other arm.
+    let is_measured = |arm: &&'static Arm| {
+        account.studied().any(|user| {
+            let names = [&configuration.name, &configuration.compute_name()].map(|name| unit(user, name));
+            names.into_iter().flatten().any(|unit| unit.rows(arm).is_some())
+        })
+    };
+    let (arms, absent): (Vec<_>, Vec<_>) = configuration.arms().into_iter().partition(is_measured);
+    let mut notes: BTreeSet<String> = absent.iter().map(|arm| format!("{}: measured for nobody", arm.label)).collect();
     let mut people = Vec::new();
     for user in account.studied() {
         let shared = unit(user, &configuration.compute_name());
