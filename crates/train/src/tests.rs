@@ -492,7 +492,7 @@ fn child_that_trains_until_it_is_killed() {
 /// Long enough to be killed in the middle.
 fn slow_setup() -> Setup {
     let mut setup = Setup::new();
-    setup.config.passes = 100;
+    setup.config.passes = 300;
     setup.config.evaluate_every = 0;
     setup
 }
@@ -525,7 +525,8 @@ fn killed_processes_lose_nothing() {
     }
     setup.resume(&path);
     assert_equal(&ending(&path), &expected, &format!("after {kills} kills"));
-    assert!(kills > 3, "only {kills} kills");
+    // How many depends on how busy the machine is.
+    assert!(kills > 0, "the run was over before it could be killed");
 }
 
 #[test]
