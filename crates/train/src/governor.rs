@@ -3,7 +3,7 @@
 //! The governor decides start, hold and go on. It never paces: the study measured that pauses and bursts recover nothing
 //! of what heat takes (0.91, 0.79 and 0.89 of the continuous rate), so a hold only ever waits for the world to change.
 //!
-//! To add a condition, add a field to [`Limits`], a configuration key, and a line to [`CONDITIONS`].
+//! To add a condition, add a field to [`Limits`], a configuration key, and a line to `CONDITIONS`.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //!
 //! An update writes `{"event": "step", ...}` with the fields of [`StepReport`], a validation
 //! `{"event": "validation", ...}` with those of [`ValidationReport`], a save that has ended `{"event": "saved", ...}`
-//! with those of [`SaveReport`](crate::SaveReport). Lines are written before the state that includes
+//! with those of [`SaveReport`]. Lines are written before the state that includes
 //! them is saved; lines of updates that a resumed run makes again are cut off first, so that every update has one line.
 
 use std::fs::File;

@@ -3,7 +3,7 @@
 //! `Study (a TOML file) -> one UnitResult a person and configuration -> Findings -> study.html, study.md, study.json`
 //!
 //! - [`definition`]: the file.
-//! - [`unit`]: what is measured of one person, as it lies on disk; running it is the command line's part.
+//! - [`mod@unit`]: what is measured of one person, as it lies on disk; running it is the command line's part.
 //! - [`findings`]: means over queries and over people, paired differences, groups, swap control, agreement.
 //! - [`report`]: the paper's Tables 7 and 8, the depth ablation and the rest as a page, Markdown and JSON.
 

@@ -2,7 +2,7 @@
 //!
 //! Runs scatter in proportion to their length (a throttled level, other programs), so the line is fitted to
 //! `seconds/work` by weighted least squares. Two priors keep few runs honest: a start `b` of no more than seconds, and
-//! a scatter that counts as [`PRIOR_RUNS`] runs. With them the 95 % prediction interval is the textbook one
+//! a scatter that counts as `PRIOR_RUNS` runs. With them the 95 % prediction interval is the textbook one
 //! (`s·sqrt(1 + x'(X'X)⁻¹x)` times Student's t), from one run on, laid out in the logarithm of time: relative scatter
 //! is as likely to shorten a run as to lengthen it, and no end is ever negative. Runs that scatter more than the prior
 //! says speak for themselves: mixed with it they would promise too much (91 instead of 95 of 100 in a simulation of
