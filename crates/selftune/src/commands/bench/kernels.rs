@@ -1,26 +1,12 @@
-//! `selftune bench`: measurements that check their own answers.
+//! `selftune bench kernels`: the products with frozen weights against the ceilings of this machine.
 
+use super::{instruction_set, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
-use crate::simulation;
 use crate::terminal::Terminal;
 use kernels::bench::{BenchCase, BenchRow, StreamCase, StreamRow, bench_qlinear, bench_stream};
 use kernels::qlinear::Direction;
 use kernels::{Isa, Precision};
 use model::{KNOWN_SHAPES, KnownShape};
-
-/// Measure this machine.
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(clap::Subcommand)]
-enum What {
-    Kernels(KernelArguments),
-    Sustained(simulation::SustainedArguments),
-    Schedules(simulation::ScheduleArguments),
-}
 
 /// The products with frozen weights, both directions, against the ceilings of this machine.
 ///
@@ -37,7 +23,7 @@ enum What {
 ///   selftune bench kernels --matrices 2048x2048 --tokens 1,7,512 --precisions a16,a8,exact --isa avx2
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
-struct KernelArguments {
+pub(super) struct Arguments {
     /// Model shape, repeatable: smollm2-135m, gemma3-270m, smollm2-360m, smollm3-3b, qwen3-8b. All without --matrices
     #[arg(long, value_parser = model_shape)]
     shape: Vec<KnownShape>,
@@ -70,11 +56,6 @@ struct KernelArguments {
     stream_mb: usize,
 }
 
-fn model_shape(text: &str) -> Result<KnownShape, String> {
-    let names = || KNOWN_SHAPES.map(|shape| shape.name).join(", ");
-    KnownShape::by_name(text).ok_or_else(|| format!("known shapes are {}", names()))
-}
-
 fn matrix(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once('x').and_then(|(n, k)| Some((n.parse().ok()?, k.parse().ok()?)));
     match parsed {
@@ -93,7 +74,7 @@ struct Product {
     matrices: Vec<(usize, usize)>,
 }
 
-fn products(arguments: &KernelArguments) -> Vec<Product> {
+fn products(arguments: &Arguments) -> Vec<Product> {
     let shapes = match (arguments.shape.is_empty(), arguments.matrices.is_empty()) {
         (true, true) => &KNOWN_SHAPES[..],
         _ => &arguments.shape,
@@ -107,15 +88,7 @@ fn products(arguments: &KernelArguments) -> Vec<Product> {
     shapes.iter().flat_map(of_shape).chain(arguments.matrices.iter().map(single)).collect()
 }
 
-pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
-    match arguments.what {
-        What::Kernels(arguments) => kernels_bench(&arguments, terminal),
-        What::Sustained(arguments) => simulation::sustained(&arguments, terminal),
-        What::Schedules(arguments) => simulation::schedules(&arguments, terminal),
-    }
-}
-
-fn check(arguments: &KernelArguments) -> Result<Isa, Failure> {
+fn check(arguments: &Arguments) -> Result<Isa, Failure> {
     let invalid = |what: String| Err(Failure::usage(what));
     if ![16, 32, 64, 128].contains(&arguments.group_size) {
         return invalid(format!("--group-size {}: expected 16, 32, 64 or 128", arguments.group_size));
@@ -141,16 +114,10 @@ fn check(arguments: &KernelArguments) -> Result<Isa, Failure> {
     if arguments.stream_mb > 1 << 20 {
         return invalid("--stream-mb: expected at most 1048576".into());
     }
-    match &arguments.isa {
-        None => Ok(Isa::best()),
-        Some(name) => Isa::by_name(name).ok_or_else(|| {
-            let names: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
-            Failure::usage(format!("--isa {name}: this machine has {}", names.join(", ")))
-        }),
-    }
+    instruction_set(arguments.isa.as_deref())
 }
 
-fn kernels_bench(arguments: &KernelArguments, terminal: &Terminal) -> Outcome {
+pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let isa = check(arguments)?;
     let cases = cases(arguments, isa);
     let ceilings = kernels::ceiling::measure(isa);
@@ -233,7 +200,7 @@ fn median_and_least(mut values: Vec<f64>) -> (f64, f64) {
     (values[values.len() / 2], values[0])
 }
 
-fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<(String, BenchCase)> {
+fn cases(arguments: &Arguments, isa: Isa) -> Vec<(String, BenchCase)> {
     let mut cases = Vec::new();
     for &precision in &arguments.precisions {
         for direction in [Direction::Forward, Direction::InputGrad] {
@@ -259,7 +226,7 @@ fn cases(arguments: &KernelArguments, isa: Isa) -> Vec<(String, BenchCase)> {
 }
 
 /// One row through weights that stream from memory, and through a matrix that stays in a cache.
-fn streams(arguments: &KernelArguments, isa: Isa) -> Vec<(&'static str, StreamRow)> {
+fn streams(arguments: &Arguments, isa: Isa) -> Vec<(&'static str, StreamRow)> {
     if arguments.stream_mb == 0 {
         return Vec::new();
     }
