@@ -240,7 +240,7 @@ fn with_adapter<'g>(
         present.set_adapters(&adapters).map_err(failed)?;
         return Ok(present);
     }
-    let options = GeneratorOptions { ops: inputs.ops, context_tokens_max: inputs.options.tokens_max };
+    let options = GeneratorOptions::new(inputs.ops, inputs.options.tokens_max);
     Ok(generator.insert(Generator::stacked(Arc::clone(&inputs.model), &adapters, options).map_err(failed)?))
 }
 

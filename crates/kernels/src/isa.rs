@@ -44,7 +44,7 @@ impl Isa {
             {
                 found.push(Isa(Kind::Avx512Vnni));
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
                 if is_x86_feature_detected!("avxvnni") {
                     found.push(Isa(Kind::AvxVnni));
                 }

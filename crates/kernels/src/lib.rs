@@ -32,7 +32,7 @@ mod testing;
 
 pub use adamw::AdamWParameters;
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
-pub use attention::AttentionShape;
+pub use attention::{AttentionShape, CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables};
 pub use cores::physical_cores;
 pub use counting::CountingAllocator;
 pub use gate::Activation;

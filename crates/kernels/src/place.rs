@@ -17,6 +17,9 @@ impl<T> Place<T> {
     pub(crate) fn new(start: *mut T) -> Self {
         Self(start)
     }
+    pub(crate) fn start(self) -> *mut T {
+        self.0
+    }
     /// The place `offset` values further on, as a pointer.
     ///
     /// # Safety

@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let ops = OpsOptions { threads, precision, ..OpsOptions::default() };
-    let mut generator = Generator::new(model, Some(&adapter), GeneratorOptions { ops, context_tokens_max: 256 })?;
+    let mut generator = Generator::new(model, Some(&adapter), GeneratorOptions::new(ops, 256))?;
     let prompt: Vec<u32> = (1000..1032).collect();
     generator.logits(&prompt)?;
     let sampling = SamplingOptions { tokens_max: 64, ..SamplingOptions::default() };

@@ -4,7 +4,9 @@
 //! T is the number of rows that enter, S the number that leave: all of them, or, in the last block, only the rows
 //! whose output anybody reads ([`BlockRun::selected_rows`]). Keys and values exist for every row.
 
-use kernels::{AttentionShape, Dropout, LoraBackward, LoraForward, Ops, RopeTable, Tensor};
+use kernels::{
+    AttentionShape, CachedRows, Dropout, KeyValueCache, LoraBackward, LoraForward, Ops, PageTables, RopeTable, Tensor,
+};
 
 use crate::config::ModelConfig;
 use crate::lora::{BlockLora, Lora};
@@ -24,6 +26,8 @@ pub(crate) struct BlockRun<'a> {
     /// Which rows leave, and their places in the text, `[S]` each. `None` when all do.
     pub(crate) selected_rows: Option<&'a [u32]>,
     pub(crate) selected_positions: &'a [u32],
+    /// Where keys and values are kept and attention finds them; `None` where each text begins with its first row.
+    pub(crate) cache: Option<BlockCache<'a>>,
     pub(crate) lora: &'a BlockLora,
     pub(crate) lora_scale: f32,
     /// The frozen adapters below, their scale in their values.
@@ -33,6 +37,17 @@ pub(crate) struct BlockRun<'a> {
     pub(crate) dropout_rate: f32,
     /// Differs between steps and blocks.
     pub(crate) dropout_seed: u64,
+}
+
+/// The cache of a block, and the texts that the rows belong to.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockCache<'a> {
+    pub(crate) cache: KeyValueCache,
+    pub(crate) tables: PageTables<'a>,
+    /// Text of each row that enters, `[T]`.
+    pub(crate) texts: &'a [u32],
+    /// Text of each row that leaves, `[S]`.
+    pub(crate) stream_texts: &'a [u32],
 }
 
 /// Where a block's values lie. Tensors that a family has no use for are the same as their neighbour.
@@ -52,14 +67,10 @@ pub(crate) struct BlockTensors {
     pub(crate) query: Tensor,
     /// Before the norm per head, [T, KV·d]; `key` in families without.
     pub(crate) key_product: Tensor,
-    /// [T, KV·d]: the last T rows of `keys`.
+    /// [T, KV·d].
     pub(crate) key: Tensor,
-    /// [T, KV·d]: the last T rows of `values`.
+    /// [T, KV·d].
     pub(crate) value: Tensor,
-    /// All keys that attention sees, [tokens so far, KV·d].
-    pub(crate) keys: Tensor,
-    /// All values that attention sees, [tokens so far, KV·d].
-    pub(crate) values: Tensor,
     /// [S, H·d].
     pub(crate) attended: Tensor,
     /// [S, H].
@@ -175,8 +186,7 @@ pub(crate) fn forward(ops: &mut Ops, run: &BlockRun, t: &BlockTensors, extent: E
         ops.rope_forward(t.key, rope, run.positions);
     }
     if extent != Extent::BesideKeptAttention {
-        let positions = run.stream_positions();
-        ops.attention_forward(&run.attention, positions, t.query, t.keys, t.values, t.attended, t.log_sum_exp);
+        run.attend(ops, t);
         run.linear(ops, t, t.attended, [(Output, t.output_product)]);
         if let Some(norms) = &weights.output_norms {
             ops.rms_norm_forward(t.output_product, &norms.attention, epsilon, t.middle);
@@ -244,8 +254,8 @@ pub(crate) fn backward(
         &run.attention,
         run.stream_positions(),
         t.query,
-        t.keys,
-        t.values,
+        t.key,
+        t.value,
         t.attended,
         t.log_sum_exp,
         d.attended,
@@ -309,6 +319,21 @@ impl InputGradient {
 impl BlockRun<'_> {
     fn stream_positions(&self) -> &[u32] {
         if self.selected_rows.is_some() { self.selected_positions } else { self.positions }
+    }
+    /// From `t.query`, `t.key` and `t.value` to `t.attended` and `t.log_sum_exp`.
+    fn attend(&self, ops: &mut Ops, t: &BlockTensors) {
+        let positions = self.stream_positions();
+        match &self.cache {
+            None => {
+                ops.attention_forward(&self.attention, positions, t.query, t.key, t.value, t.attended, t.log_sum_exp)
+            }
+            Some(BlockCache { cache, tables, texts, stream_texts }) => {
+                let rows = CachedRows { positions: self.positions, texts, tables: *tables };
+                ops.cache_keys_values(cache, rows, t.key, t.value);
+                let rows = CachedRows { positions, texts: stream_texts, tables: *tables };
+                ops.attention_cached(&self.attention, cache, rows, t.query, t.attended, t.log_sum_exp);
+            }
+        }
     }
     /// Rows of heads seen as one row a head.
     fn heads(&self, x: Tensor) -> Tensor {
@@ -401,8 +426,6 @@ impl BlockTensors {
             key_product: of_all(self.key_product),
             key: of_all(self.key),
             value: of_all(self.value),
-            keys: of_all(self.keys),
-            values: of_all(self.values),
             attended: of_selected(self.attended),
             log_sum_exp: of_selected(self.log_sum_exp),
             output_product: of_selected(self.output_product),

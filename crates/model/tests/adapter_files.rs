@@ -40,7 +40,7 @@ fn a_saved_adapter_comes_back_and_acts_the_same() {
 
     let logits = |adapter: &AdapterWeights| {
         let ops = OpsOptions { threads: 1, precision: Precision::A16, ..OpsOptions::default() };
-        let options = GeneratorOptions { ops, context_tokens_max: 16 };
+        let options = GeneratorOptions::new(ops, 16);
         let mut generator = Generator::new(model.clone(), Some(adapter), options).expect("a generator");
         generator.logits(&[5, 9, 2, 40]).expect("logits")
     };

@@ -9,7 +9,7 @@ use crate::tiny;
 
 fn generator(model: &Arc<Model>, adapter: Option<&AdapterWeights>, context_tokens_max: usize) -> Generator {
     let ops = OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::Exact };
-    Generator::new(Arc::clone(model), adapter, GeneratorOptions { ops, context_tokens_max }).expect("a generator")
+    Generator::new(Arc::clone(model), adapter, GeneratorOptions::new(ops, context_tokens_max)).expect("a generator")
 }
 
 fn adapter(model: &Model) -> AdapterWeights {
@@ -218,7 +218,7 @@ fn requests_beyond_the_limits_are_refused() {
 
     let ops = OpsOptions::default();
     for context_tokens_max in [0, 1025] {
-        let options = GeneratorOptions { ops, context_tokens_max };
+        let options = GeneratorOptions::new(ops, context_tokens_max);
         assert!(Generator::new(Arc::clone(&model), None, options).is_err());
     }
 }

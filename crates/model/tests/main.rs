@@ -4,6 +4,7 @@
 mod adapter_files;
 mod allocations;
 mod bad_input;
+mod candidates;
 mod configurations;
 mod counted_work;
 mod equalities;

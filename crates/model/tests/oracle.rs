@@ -150,7 +150,7 @@ impl Case {
         let Some(bytes) = &self.tensors else { return };
         let tensors = SafeTensors::deserialize(bytes).expect("valid expected tensors");
         let ops = OpsOptions { threads: 1, isa: Isa::best(), precision };
-        let options = GeneratorOptions { ops, context_tokens_max: self.tokens.len() };
+        let options = GeneratorOptions::new(ops, self.tokens.len());
         for (variant, adapter) in [("base", None), ("all", Some(&self.adapter))] {
             let logits = floats(&tensors, &format!("{variant}.logits"));
             let losses = floats(&tensors, &format!("{variant}.token_losses"));

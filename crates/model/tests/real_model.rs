@@ -27,7 +27,7 @@ fn generator(precision: Precision) -> Option<Generator> {
     let model = Arc::new(Model::from_loaded(loaded).expect("a complete model"));
     assert_eq!(model.parameter_count(), 134_515_008);
     let ops = OpsOptions { precision, ..OpsOptions::default() };
-    Some(Generator::new(model, None, GeneratorOptions { ops, context_tokens_max: 512 }).expect("a generator"))
+    Some(Generator::new(model, None, GeneratorOptions::new(ops, 512)).expect("a generator"))
 }
 
 #[test]

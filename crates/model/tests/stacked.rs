@@ -92,7 +92,7 @@ fn logits_and_losses_of_a_stack_are_those_of_peft() {
         let (mut stack, top) = cut(case);
         stack.push(top);
         let ops = OpsOptions { threads: 1, isa: Isa::best(), precision };
-        let options = GeneratorOptions { ops, context_tokens_max: case.tokens.len() };
+        let options = GeneratorOptions::new(ops, case.tokens.len());
         let mut generator = Generator::stacked(Arc::clone(&case.model), &references(&stack), options)
             .expect("a generator over a stack");
         let what = format!("{} {}", case.name, precision.name());
@@ -196,7 +196,7 @@ fn a_generator_takes_any_stack_in_turn() {
     let model = tiny::model("qwen3");
     let (frozen, top) = stack_of(&model);
     let ops = OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::A16 };
-    let options = GeneratorOptions { ops, context_tokens_max: 40 };
+    let options = GeneratorOptions::new(ops, 40);
     let (tokens, _) = tiny::text(20);
     let fresh = |stack: &[&AdapterWeights]| {
         let mut generator = Generator::stacked(Arc::clone(&model), stack, options).expect("a generator");
@@ -229,7 +229,7 @@ fn every_adapter_of_a_stack_is_checked() {
         TrainingSession::stacked(Arc::clone(&model), &references(&frozen), &top, tiny::options(Precision::A16));
     assert!(matches!(refused.err(), Some(ModelError::TensorNotFinite { .. })));
     let ops = OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::A16 };
-    let options = GeneratorOptions { ops, context_tokens_max: 8 };
+    let options = GeneratorOptions::new(ops, 8);
     let refused = Generator::stacked(model, &references(&frozen), options);
     assert!(matches!(refused.err(), Some(ModelError::TensorNotFinite { .. })));
 }

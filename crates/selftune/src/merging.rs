@@ -273,7 +273,7 @@ fn loss(
     tokens_max: usize,
     arguments: &MergeArguments,
 ) -> Result<(f64, usize), Failure> {
-    let options = GeneratorOptions { ops: arguments.compute.options()?, context_tokens_max: tokens_max };
+    let options = GeneratorOptions::new(arguments.compute.options()?, tokens_max);
     let mut generator = Generator::stacked(bench.model.clone(), adapters, options).bad_input("cannot measure")?;
     let (mut sum, mut tokens) = (0.0, 0);
     for example in examples {

@@ -105,7 +105,7 @@ impl Serving {
         let stack = bench.adapters(&adapters)?;
         workbench::show_stack(stack.entries(), terminal);
         let context = context_tokens(arguments, &bench)?;
-        let generator_options = GeneratorOptions { ops: arguments.compute.options()?, context_tokens_max: context };
+        let generator_options = GeneratorOptions::new(arguments.compute.options()?, context);
         let generator =
             Generator::stacked(bench.model.clone(), &stack.weights(), generator_options).bad_input("cannot answer")?;
         let sampling = SamplingOptions {

@@ -56,7 +56,7 @@ pub fn general_ability(
     tokens.truncate(context_tokens_max);
     let mut mask = vec![true; tokens.len()];
     mask[0] = false;
-    let options = GeneratorOptions { ops, context_tokens_max };
+    let options = GeneratorOptions::new(ops, context_tokens_max);
     let mut generator = Generator::stacked(Arc::clone(model), on, options).map_err(failed)?;
     let measure = |generator: &mut Generator| -> Result<(f64, usize), EvalError> {
         let losses = generator.losses(&tokens, &mask).map_err(failed)?;

@@ -2,11 +2,13 @@
 
 use super::AttentionShape;
 use super::tile::{Rows, TILE_KEYS};
+use super::{AttentionInput, CacheFormat, Paged};
 use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
-use crate::simd::{self, Kernel, LANES, Simd, exp_up_to_88, pack_rows, transpose_into};
+use crate::simd::{self, Element, Kernel, LANES, Simd, exp_up_to_88, pack_rows, transpose_into};
+use half::f16;
 
 /// Rows of a task at least (if there are so many): packing a tile of keys and values costs about as much as
 /// multiplying ten rows with it.
@@ -59,15 +61,72 @@ impl Scratch {
     }
 }
 
+/// Where the keys and values of a block of queries come from.
+pub(super) trait Source: Copy {
+    type Element: Element;
+    /// Whether products with keys and values are multiplied by a scale of their position.
+    const SCALED: bool;
+    /// Whether two queries of the block have the same keys in the tile at `start`.
+    fn same_tile(&self, query: usize, other: usize, start: usize) -> bool;
+    /// The first `keys` keys and values of the tile at `start`, as `query` sees them.
+    ///
+    /// # Safety
+    /// The query sees one of them.
+    unsafe fn tile<S: Simd>(&self, query: usize, start: usize, keys: usize) -> KeyTile<Self::Element>;
+}
+
+/// A tile of keys and values, ready to be multiplied.
+pub(super) struct KeyTile<E> {
+    /// [head_dim, TILE_KEYS]
+    pub keys: *const E,
+    /// [TILE_KEYS, padded head_dim]
+    pub values: *const E,
+    /// [TILE_KEYS] each; read if scaled.
+    pub key_scales: *const f32,
+    pub value_scales: *const f32,
+}
+
+/// Rows of two tensors, packed tile by tile.
+#[derive(Clone, Copy)]
+struct Tensors<'a> {
+    shape: &'a AttentionShape,
+    /// Key and value row 0 at the key/value head; rows of all key/value heads apart.
+    k: *const f32,
+    v: *const f32,
+    scratch: Scratch,
+}
+
+impl Source for Tensors<'_> {
+    type Element = f32;
+    const SCALED: bool = false;
+    #[inline(always)]
+    fn same_tile(&self, _query: usize, _other: usize, _start: usize) -> bool {
+        true
+    }
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(&self, _query: usize, start: usize, keys: usize) -> KeyTile<f32> {
+        let Self { shape, scratch, .. } = *self;
+        let (head_dim, padded) = (shape.head_dim, shape.padded_head_dim());
+        let keys_row = shape.kv_heads * head_dim;
+        let keys_padded = keys.next_multiple_of(LANES);
+        // SAFETY: the rows exist as some query sees the last of them; scratch has room for a tile.
+        unsafe {
+            let (k, v) = (self.k.add(start * keys_row), self.v.add(start * keys_row));
+            transpose_into::<S>(k, keys_row, keys, head_dim, scratch.keys_transposed, TILE_KEYS, keys_padded);
+            pack_rows::<S>(v, keys_row, keys, head_dim, 1.0, scratch.values, padded);
+        }
+        let none = std::ptr::null();
+        KeyTile { keys: scratch.keys_transposed, values: scratch.values, key_scales: none, value_scales: none }
+    }
+}
+
 /// One block: all rows of one key/value head and a range of queries.
-struct Block<'a> {
+struct Block<'a, K> {
     shape: &'a AttentionShape,
     rows: Rows<'a>,
     /// The block's first query row, at the first head of the group; rows of all heads apart.
     q: *const f32,
-    /// Key and value row 0 at the key/value head; rows of all key/value heads apart.
-    k: *const f32,
-    v: *const f32,
+    source: K,
     /// As q.
     out: *mut f32,
     /// The block's first row at the first head of the group; rows of `heads` apart.
@@ -75,14 +134,13 @@ struct Block<'a> {
     scratch: Scratch,
 }
 
-impl Kernel for Block<'_> {
+impl<K: Source> Kernel for Block<'_, K> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let (shape, rows, scratch) = (self.shape, self.rows, self.scratch);
         let (head_dim, padded, group) = (shape.head_dim, shape.padded_head_dim(), shape.group());
         let row_count = rows.len();
-        let keys_row = shape.kv_heads * head_dim;
         let first_tile = rows.first_key(0) / TILE_KEYS * TILE_KEYS;
         let end_key = rows.end_key(row_count - 1);
         // SAFETY: scratch was carved for this many rows; keys below `end_key` exist, as `check` asserted.
@@ -100,13 +158,21 @@ impl Kernel for Block<'_> {
                 S::zero().store(scratch.totals.add(row * LANES));
             }
             for start in (first_tile..end_key).step_by(TILE_KEYS) {
-                let keys = TILE_KEYS.min(end_key - start);
-                let (k, v) = (self.k.add(start * keys_row), self.v.add(start * keys_row));
-                let keys_padded = keys.next_multiple_of(LANES);
-                transpose_into::<S>(k, keys_row, keys, head_dim, scratch.keys_transposed, TILE_KEYS, keys_padded);
-                pack_rows::<S>(v, keys_row, keys, head_dim, 1.0, scratch.values, padded);
-                for row in (0..row_count).step_by(TILE_ROWS) {
-                    self.row_tile::<S>(row..row_count.min(row + TILE_ROWS), start);
+                let mut first = 0;
+                while first < rows.positions.len() {
+                    let same = |query: &usize| self.source.same_tile(first, *query, start);
+                    let end =
+                        (first + 1..rows.positions.len()).take_while(same).last().map_or(first + 1, |last| last + 1);
+                    let run_rows = first * group..end * group;
+                    // The last of them sees the furthest.
+                    let keys = rows.end_key(run_rows.end - 1).saturating_sub(start).min(TILE_KEYS);
+                    if keys > 0 {
+                        let tile = self.source.tile::<S>(end - 1, start, keys);
+                        for row in run_rows.clone().step_by(TILE_ROWS) {
+                            self.row_tile::<S>(row..run_rows.end.min(row + TILE_ROWS), start, &tile);
+                        }
+                    }
+                    first = end;
                 }
             }
             self.finish::<S>();
@@ -114,10 +180,10 @@ impl Kernel for Block<'_> {
     }
 }
 
-impl Block<'_> {
+impl<K: Source> Block<'_, K> {
     /// Joins the tile of keys at `start` into a tile of rows.
     #[inline(always)]
-    unsafe fn row_tile<S: Simd>(&self, tile: std::ops::Range<usize>, start: usize) {
+    unsafe fn row_tile<S: Simd>(&self, tile: std::ops::Range<usize>, start: usize, keys: &KeyTile<K::Element>) {
         let (shape, scratch) = (self.shape, self.scratch);
         let padded = shape.padded_head_dim();
         let seen = self.rows.seen(tile.clone(), start);
@@ -132,7 +198,7 @@ impl Block<'_> {
                 a: scratch.queries.add(tile.start * padded),
                 a_row: padded,
                 a_step: 1,
-                b: scratch.keys_transposed.add(first_vector),
+                b: keys.keys.add(first_vector),
                 b_row: TILE_KEYS,
                 c: scratch.scores.add(first_vector),
                 c_row: TILE_KEYS,
@@ -144,18 +210,24 @@ impl Block<'_> {
             for row in tile.clone() {
                 let scores = scratch.scores.add((row - tile.start) * TILE_KEYS);
                 let own = self.rows.seen(row..row + 1, start);
+                if K::SCALED {
+                    multiply::<S>(scores, keys.key_scales, first_vector..end_vector);
+                }
                 for i in (first_vector..own.start.clamp(first_vector, end_vector))
                     .chain(own.end.clamp(first_vector, end_vector)..end_vector)
                 {
                     *scores.add(i) = f32::NEG_INFINITY;
                 }
                 self.softmax_row::<S>(row, scores, first_vector..end_vector, own.is_empty());
+                if K::SCALED {
+                    multiply::<S>(scores, keys.value_scales, first_vector..end_vector);
+                }
             }
             S::call(Product {
                 a: scratch.scores.add(seen.start),
                 a_row: TILE_KEYS,
                 a_step: 1,
-                b: scratch.values.add(seen.start * padded),
+                b: keys.values.add(seen.start * padded),
                 b_row: padded,
                 c: scratch.sums.add(tile.start * padded),
                 c_row: padded,
@@ -230,6 +302,18 @@ impl Block<'_> {
     }
 }
 
+/// `x[i] *= factors[i]` over whole vectors.
+///
+/// # Safety
+/// Both have values in `range`.
+#[inline(always)]
+unsafe fn multiply<S: Simd>(x: *mut f32, factors: *const f32, range: std::ops::Range<usize>) {
+    for i in range.step_by(LANES) {
+        // SAFETY: as the caller promises.
+        unsafe { (S::load(x.add(i)) * S::load(factors.add(i))).store(x.add(i)) }
+    }
+}
+
 /// Bytes of scratch for all workers.
 pub(super) fn scratch_bytes(shape: &AttentionShape, queries: usize, threads: usize) -> usize {
     Scratch::byte_len(shape, queries.min(block_queries(shape)) * shape.group()) * threads
@@ -240,23 +324,61 @@ pub(super) fn run(
     ops: &mut Ops,
     shape: &AttentionShape,
     positions: &[u32],
-    [q, k, v]: [Tensor; 3],
+    q: Tensor,
+    input: AttentionInput,
+    outputs: [Tensor; 2],
+) {
+    match input {
+        AttentionInput::Tensors { k, v } => {
+            let (k, v) = (ops.place(k), ops.place(v));
+            run_blocks(ops, shape, positions, q, outputs, |_, kv_head, scratch| {
+                // SAFETY: the head is inside the rows.
+                let (k, v) = unsafe { (k.at(kv_head * shape.head_dim), v.at(kv_head * shape.head_dim)) };
+                Tensors { shape, k, v, scratch }
+            });
+        }
+        AttentionInput::Cache { cache, texts, tables } => {
+            let pages = ops.place(cache.tensor());
+            // Each head's pages as `Paged` reads them.
+            macro_rules! paged {
+                ($element:ty) => {
+                    run_blocks(ops, shape, positions, q, outputs, |queries, kv_head, _| {
+                        // SAFETY: the cache has this head, as was checked.
+                        unsafe { Paged::<$element>::new(cache, pages.start(), kv_head, &texts[queries], tables) }
+                    })
+                };
+            }
+            match cache.format() {
+                CacheFormat::Float32 => paged!(f32),
+                CacheFormat::Float16 => paged!(f16),
+                CacheFormat::Bits8 => paged!(i8),
+            }
+        }
+    }
+}
+
+/// Runs all blocks over what `source` gives for a range of queries and a key/value head.
+fn run_blocks<K: Source>(
+    ops: &mut Ops,
+    shape: &AttentionShape,
+    positions: &[u32],
+    q: Tensor,
     [out, log_sum_exp]: [Tensor; 2],
+    source: impl Fn(std::ops::Range<usize>, usize, Scratch) -> K + Sync,
 ) {
     let block_queries = block_queries(shape);
     let blocks = positions.len().div_ceil(block_queries);
     let block_rows = positions.len().min(block_queries) * shape.group();
     let isa = ops.options.isa;
-    let (q, k, v) = (ops.place(q), ops.place(k), ops.place(v));
-    let (out, log_sum_exp) = (ops.place(out), ops.place(log_sum_exp));
+    let (q, out, log_sum_exp) = (ops.place(q), ops.place(out), ops.place(log_sum_exp));
     let scratch = Place::new(ops.scratch_start());
     ops.pool.run(blocks * shape.kv_heads, &|task, worker| {
         // The last blocks see the most keys: first, so that workers finish together.
         let first_query = (blocks - 1 - task / shape.kv_heads) * block_queries;
         let kv_head = task % shape.kv_heads;
-        let queries = block_queries.min(positions.len() - first_query);
+        let queries = first_query..positions.len().min(first_query + block_queries);
         let rows = Rows {
-            positions: &positions[first_query..first_query + queries],
+            positions: &positions[queries.clone()],
             group: shape.group(),
             window: shape.window.unwrap_or(usize::MAX),
         };
@@ -264,15 +386,15 @@ pub(super) fn run(
         // SAFETY: each task writes the rows of its own queries and heads; each worker has its own scratch.
         unsafe {
             let scratch = scratch.at(worker * Scratch::byte_len(shape, block_rows));
+            let scratch = Scratch::carve(shape, block_rows, scratch);
             let block = Block {
                 shape,
                 rows,
                 q: q.at(first_head * shape.head_dim),
-                k: k.at(kv_head * shape.head_dim),
-                v: v.at(kv_head * shape.head_dim),
+                source: source(queries, kv_head, scratch),
                 out: out.at(first_head * shape.head_dim),
                 log_sum_exp: log_sum_exp.at(first_head),
-                scratch: Scratch::carve(shape, block_rows, scratch),
+                scratch,
             };
             simd::dispatch(isa, block);
         }

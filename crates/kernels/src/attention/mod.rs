@@ -3,12 +3,18 @@
 //! (Dao et al., "FlashAttention").
 
 mod backward;
+mod cache;
+#[cfg(test)]
+mod cache_tests;
 mod forward;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 mod tile;
+
+use cache::Paged;
+pub use cache::{CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables};
 
 use crate::arena::Tensor;
 use crate::ops::{Ops, Work};
@@ -44,16 +50,26 @@ impl AttentionShape {
         positions.iter().map(|position| (*position as usize + 1).min(window) as u64).sum()
     }
 
-    fn check(&self, positions: &[u32], q: Tensor, k: Tensor, v: Tensor) {
+    fn check_queries(&self, positions: &[u32], q: Tensor) {
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "heads per key/value head");
         assert!((1..=256).contains(&self.head_dim) && self.head_dim.is_multiple_of(2), "head_dim {}", self.head_dim);
         assert!(self.window != Some(0), "a window holds at least the own position");
         assert_eq!((q.rows(), q.columns()), (positions.len(), self.heads * self.head_dim), "shape of q");
+        assert!(positions.is_sorted(), "positions decrease");
+    }
+    fn check(&self, positions: &[u32], q: Tensor, k: Tensor, v: Tensor) {
+        self.check_queries(positions, q);
         assert_eq!(k.columns(), self.kv_heads * self.head_dim, "columns of k");
         assert_same_shape(("k", k), ("v", v));
-        assert!(positions.is_sorted(), "positions decrease");
         assert!(positions.last().is_none_or(|last| (*last as usize) < k.rows()), "a position has no key");
     }
+}
+
+/// What the queries of a forward see.
+#[derive(Clone, Copy)]
+enum AttentionInput<'a> {
+    Tensors { k: Tensor, v: Tensor },
+    Cache { cache: &'a KeyValueCache, texts: &'a [u32], tables: PageTables<'a> },
 }
 
 impl Ops {
@@ -71,15 +87,50 @@ impl Ops {
         log_sum_exp: Tensor,
     ) {
         shape.check(positions, q, k, v);
+        assert_apart(("out", out), &[("k", k), ("v", v)]);
+        assert_apart(("log_sum_exp", log_sum_exp), &[("k", k), ("v", v)]);
+        self.attend(shape, positions, q, AttentionInput::Tensors { k, v }, out, log_sum_exp);
+    }
+
+    /// The same over keys and values in `cache`: query row i sees its text up to its own position, which must be
+    /// there already ([`Ops::cache_keys_values`]). A row's result is what it would be alone, and equals
+    /// [`Ops::attention_forward`] over the values as they are stored, bit for bit in float32.
+    pub fn attention_cached(
+        &mut self,
+        shape: &AttentionShape,
+        cache: &KeyValueCache,
+        rows: CachedRows,
+        q: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+    ) {
+        shape.check_queries(rows.positions, q);
+        cache::check_shape(cache, shape);
+        rows.check(cache);
+        for (name, output) in [("out", out), ("log_sum_exp", log_sum_exp)] {
+            assert_apart((name, output), &[("cache", cache.tensor())]);
+        }
+        let CachedRows { positions, texts, tables } = rows;
+        self.attend(shape, positions, q, AttentionInput::Cache { cache, texts, tables }, out, log_sum_exp);
+    }
+
+    fn attend(
+        &mut self,
+        shape: &AttentionShape,
+        positions: &[u32],
+        q: Tensor,
+        input: AttentionInput,
+        out: Tensor,
+        log_sum_exp: Tensor,
+    ) {
         assert_same_shape(("q", q), ("out", out));
         assert_eq!((log_sum_exp.rows(), log_sum_exp.columns()), (q.rows(), shape.heads), "shape of log_sum_exp");
-        let inputs = [("q", q), ("k", k), ("v", v)];
-        assert_apart(("out", out), &inputs);
-        assert_apart(("log_sum_exp", log_sum_exp), &[("q", q), ("k", k), ("v", v), ("out", out)]);
+        assert_apart(("out", out), &[("q", q)]);
+        assert_apart(("log_sum_exp", log_sum_exp), &[("q", q), ("out", out)]);
         let macs = 2 * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
         let scratch = forward::scratch_bytes(shape, positions.len(), self.options.threads.max(1));
         if self.begin(Work::Attention, macs, scratch) {
-            forward::run(self, shape, positions, [q, k, v], [out, log_sum_exp]);
+            forward::run(self, shape, positions, q, input, [out, log_sum_exp]);
         }
     }
 

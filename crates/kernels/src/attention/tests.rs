@@ -1,13 +1,13 @@
 use super::{AttentionShape, reference};
 use crate::testing::*;
 
-struct Case {
-    shape: AttentionShape,
-    positions: Vec<u32>,
-    keys: usize,
+pub(super) struct Case {
+    pub(super) shape: AttentionShape,
+    pub(super) positions: Vec<u32>,
+    pub(super) keys: usize,
 }
 
-fn case(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>, positions: Vec<u32>) -> Case {
+pub(super) fn case(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>, positions: Vec<u32>) -> Case {
     let keys = positions.last().map_or(3, |last| *last as usize + 1);
     let scale = 1.0 / (head_dim as f32).sqrt();
     Case { shape: AttentionShape { heads, kv_heads, head_dim, scale, window }, positions, keys }
@@ -19,7 +19,7 @@ fn all(queries: u32) -> Vec<u32> {
 
 /// Sizes round the tiles of keys (64) and rows (6), groups, windows shorter and longer than the example, head sizes
 /// that fill no vector, positions with gaps and repetitions.
-fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
         case(2, 1, 64, None, all(65)),
         case(3, 1, 16, None, all(64)),
@@ -44,14 +44,14 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-struct Inputs {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    dout: Vec<f32>,
+pub(super) struct Inputs {
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
+    pub(super) dout: Vec<f32>,
 }
 
-fn inputs(case: &Case, seed: u64, size: f32) -> Inputs {
+pub(super) fn inputs(case: &Case, seed: u64, size: f32) -> Inputs {
     let mut random = Random(seed);
     let shape = &case.shape;
     let (q_len, k_len) =
@@ -61,7 +61,7 @@ fn inputs(case: &Case, seed: u64, size: f32) -> Inputs {
 }
 
 /// All tensors after forward and backward: q k v out lse dout dq dk dv.
-fn run(name: &str, case: &Case, inputs: &Inputs) -> Vec<Vec<f32>> {
+pub(super) fn run(name: &str, case: &Case, inputs: &Inputs) -> Vec<Vec<f32>> {
     let shape = case.shape;
     let (queries, q_columns, k_columns) =
         (case.positions.len(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 pub(crate) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 /// Runs a kernel inside a function that may use the instructions.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: passed on.
@@ -107,6 +107,21 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        unsafe {
+            let (low, high) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast()));
+            Self(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            let (low, high) = (_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)));
+            Self(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
         }
     }
     #[inline(always)]

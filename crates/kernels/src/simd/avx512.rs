@@ -64,6 +64,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+    #[inline(always)]
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
         Self(unsafe { _mm512_maskz_loadu_ps(first_lanes(count), from) })
     }

@@ -8,6 +8,7 @@
 //! `run` must be `#[inline(always)]`, as everything generic over [`Simd`] that it calls: it has to become part
 //! of the function that carries the `target_feature` attribute, or else each operation turns into a call.
 
+mod element;
 mod exp;
 pub(crate) mod integer;
 mod integer_portable;
@@ -35,6 +36,7 @@ mod tests;
 use crate::isa::{Isa, Kind};
 use std::ops::{Add, Div, Mul, Sub};
 
+pub(crate) use element::Element;
 pub(crate) use exp::{exp, exp_up_to_88};
 pub(crate) use rows::{add_rows, pack_rows};
 pub(crate) use transpose::transpose_into;
@@ -67,6 +69,16 @@ pub(crate) trait Simd:
     /// # Safety
     /// `to` points to 16 writable floats.
     unsafe fn store(self, to: *mut f32);
+    /// 16 float16 values, each exactly.
+    ///
+    /// # Safety
+    /// `from` points to 16 readable values.
+    unsafe fn load_f16(from: *const u16) -> Self;
+    /// 16 signed bytes, each as a float.
+    ///
+    /// # Safety
+    /// `from` points to 16 readable bytes.
+    unsafe fn load_i8(from: *const i8) -> Self;
 
     /// `self * factor + addend`, rounded once.
     fn mul_add(self, factor: Self, addend: Self) -> Self;

@@ -2,6 +2,7 @@
 
 use super::{Kernel, LANES, Simd, operators};
 use std::arch::aarch64::*;
+use std::arch::asm;
 
 /// An array of four values, without a closure: one that is not inlined would lose the caller's `target_feature`.
 macro_rules! four {
@@ -65,6 +66,23 @@ fn transpose_four([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     }
 }
 
+/// The low, or the high, four of eight float16 values. The intrinsics of this instruction, part of every processor of
+/// this architecture, need a type that is not stable.
+#[inline(always)]
+unsafe fn widened<const HIGH: bool>(halves: uint16x8_t) -> float32x4_t {
+    let result: float32x4_t;
+    unsafe {
+        if HIGH {
+            asm!("fcvtl2 {0:v}.4s, {1:v}.8h", out(vreg) result, in(vreg) halves,
+                options(pure, nomem, nostack, preserves_flags));
+        } else {
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) result, in(vreg) halves,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+    }
+    result
+}
+
 // SAFETY (for every block of this file): NEON is part of every processor of this architecture; pointers are the
 // callers' duty.
 impl Neon {
@@ -108,6 +126,26 @@ impl Simd for Neon {
     unsafe fn store(self, to: *mut f32) {
         for (i, part) in self.0.into_iter().enumerate() {
             unsafe { vst1q_f32(to.add(4 * i), part) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        unsafe {
+            let (a, b) = (vld1q_u16(from), vld1q_u16(from.add(8)));
+            Self([widened::<false>(a), widened::<true>(a), widened::<false>(b), widened::<true>(b)])
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        unsafe {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            Self([
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ])
         }
     }
     #[inline(always)]

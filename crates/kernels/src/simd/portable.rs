@@ -60,6 +60,17 @@ impl Simd for Portable {
         unsafe { *to.cast::<[f32; LANES]>() = self.0 }
     }
     #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the caller promises 16 values.
+        let halves = unsafe { from.cast::<[u16; LANES]>().read() };
+        Self(halves.map(|bits| half::f16::from_bits(bits).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the caller promises 16 bytes.
+        Self(unsafe { from.cast::<[i8; LANES]>().read() }.map(f32::from))
+    }
+    #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
     }

@@ -3,19 +3,19 @@
 //! Each output element is one chain of fused multiply-adds over the common dimension, in order, so the blocking
 //! never changes a bit.
 
-use super::{Kernel, LANES, Simd};
+use super::{Element, Kernel, LANES, Simd};
 
 /// Rows of a register tile. Callers that cut rows into tiles themselves use it too.
 pub(crate) const TILE_ROWS: usize = 6;
 
 /// `C [m, n] = A B` or `C += A B`, with the columns of B and C along vectors.
-pub(crate) struct Product {
+pub(crate) struct Product<E = f32> {
     /// Element (i, l) of A [m, k] is at `i * a_row + l * a_step`: either dimension may be the contiguous one.
     pub a: *const f32,
     pub a_row: usize,
     pub a_step: usize,
     /// B [k, n], rows `b_row` apart.
-    pub b: *const f32,
+    pub b: *const E,
     pub b_row: usize,
     /// C [m, n], rows `c_row` apart; overlaps neither A nor B.
     pub c: *mut f32,
@@ -27,7 +27,7 @@ pub(crate) struct Product {
     pub accumulate: bool,
 }
 
-impl Kernel for Product {
+impl<E: Element> Kernel for Product<E> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -54,7 +54,7 @@ impl Kernel for Product {
     }
 }
 
-impl Product {
+impl<E: Element> Product<E> {
     /// Rows `i..i + R` of C.
     #[inline(always)]
     unsafe fn row_tile<S: Simd, const R: usize>(&self, i: usize) {
@@ -98,7 +98,7 @@ impl Product {
             let mut a = self.a.add(i * self.a_row);
             let mut b = self.b.add(j);
             for _ in 0..self.k {
-                let row: [S; V] = std::array::from_fn(|v| S::load(b.add(v * LANES)));
+                let row: [S; V] = std::array::from_fn(|v| E::load::<S>(b.add(v * LANES)));
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let factor = S::splat(*a.add(r * self.a_row));
                     for (v, sum) in sums.iter_mut().enumerate() {

@@ -34,6 +34,17 @@ impl Kernel for Primitives {
         let mut block: [S; LANES] = std::array::from_fn(|i| a * S::splat(i as f32) + b);
         S::transpose(&mut block);
         results.extend(block.map(S::to_array));
+        // All 32 bytes at a time: 16 halves, or twice 16 bytes.
+        let bytes = self.a.as_ptr().cast::<u8>();
+        // SAFETY: the array has 64 bytes.
+        unsafe {
+            for start in [0, 32] {
+                results.push(S::load_f16(bytes.add(start).cast()).to_array());
+            }
+            for start in [0, 16, 32, 48] {
+                results.push(S::load_i8(bytes.add(start).cast()).to_array());
+            }
+        }
         for count in 0..=LANES {
             let mut out = [-7f32; LANES];
             // SAFETY: both arrays have 16 floats.
@@ -66,7 +77,7 @@ fn primitives_give_the_same_bits_on_every_instruction_set() {
         }
         // SAFETY: the kernel reads only its own arrays.
         let expected = unsafe { dispatch(Isa::portable(), Primitives { a, b }) };
-        let transposed = &expected[expected.len() - 2 * (LANES + 1) - LANES..][..LANES];
+        let transposed = &expected[expected.len() - 2 * (LANES + 1) - 6 - LANES..][..LANES];
         for (i, row) in transposed.iter().enumerate() {
             let column: [f32; LANES] = std::array::from_fn(|r| a[i] * r as f32 + b[i]);
             assert!(same_bits(row, &column), "transposed row {i}");
@@ -76,6 +87,44 @@ fn primitives_give_the_same_bits_on_every_instruction_set() {
             let found = unsafe { dispatch(isa, Primitives { a, b }) };
             for (i, (expected, found)) in expected.iter().zip(&found).enumerate() {
                 assert!(same_bits(expected, found), "{} result {i}: {found:?}, portable {expected:?}", isa.name());
+            }
+        }
+    }
+}
+
+struct Halves<'a> {
+    halves: &'a [u16; LANES],
+    bytes: &'a [i8; LANES],
+}
+
+impl Kernel for Halves<'_> {
+    type Output = [[f32; LANES]; 2];
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Self::Output {
+        // SAFETY: both arrays have 16 values.
+        unsafe { [S::load_f16(self.halves.as_ptr()).to_array(), S::load_i8(self.bytes.as_ptr()).to_array()] }
+    }
+}
+
+#[test]
+fn every_float16_and_every_byte_is_read_exactly() {
+    for isa in Isa::available() {
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let halves: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
+            let bytes: [i8; LANES] = halves.map(|half| half as u8 as i8);
+            // SAFETY: the kernel reads only its own arrays.
+            let [floats, integers] = unsafe { dispatch(isa, Halves { halves: &halves, bytes: &bytes }) };
+            for i in 0..LANES {
+                let (sign, exponent, fraction) = (halves[i] >> 15, i32::from(halves[i] >> 10 & 31), halves[i] & 1023);
+                let magnitude = match (exponent, fraction) {
+                    (31, 0) => f64::INFINITY,
+                    (31, _) => f64::NAN,
+                    (0, _) => f64::from(fraction) * 2f64.powi(-24),
+                    _ => f64::from(1024 + fraction) * 2f64.powi(exponent - 25),
+                };
+                let expected = (if sign == 1 { -magnitude } else { magnitude }) as f32;
+                assert!(same_bits(&[expected], &[floats[i]]), "{}: {:#06x} is {}", isa.name(), halves[i], floats[i]);
+                assert_eq!(integers[i], f32::from(bytes[i]), "{}", isa.name());
             }
         }
     }

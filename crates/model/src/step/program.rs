@@ -341,6 +341,7 @@ impl Program {
             positions: &self.tables.positions[..pass.inputs.len()],
             selected_rows: self.selects(block).then_some(&supervision.rows),
             selected_positions: &supervision.rows,
+            cache: None,
             lora: &self.lora[block],
             lora_scale: self.spec.scale(),
             frozen: &self.frozen[block],
