@@ -3,10 +3,11 @@
 //! Every record is recognised by itself, so kinds may be mixed. Whatever is not a record is named by file, line and
 //! column, with what was expected; a snippet shows at most a few characters of the person's text.
 
+use crate::dates::{ShortDates, put_oldest_first};
 use crate::error::DataError;
 use crate::record::{DEFAULT_USER, History, Record, RecordBody, SkippedLine, Split};
 use crate::tasks::{ColumnNames, TASKS, Task};
-use crate::time::{RecordTime, ShortDate, record_time, settle_short_dates};
+use crate::time::{RecordTime, record_time};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -53,7 +54,7 @@ static FORMATS: [Format; 2] =
 const START_BYTES: u64 = 1 << 17;
 
 /// A line longer than this is no record: 16 MiB of JSON is longer than any model's context.
-const LINE_BYTES_MAX: usize = 16 << 20;
+pub(crate) const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// Some editors begin a UTF-8 file with it.
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
@@ -71,7 +72,7 @@ pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataE
         other_users: OtherUsers::default(),
         file_has_begun: false,
         is_folder: path.is_dir(),
-        short_dates: HashMap::new(),
+        short_dates: ShortDates::default(),
     };
     for (file, split) in history_files(path)? {
         reader.read_file(&file, split)?;
@@ -81,23 +82,10 @@ pub fn read_history(path: &Path, options: &ReadOptions) -> Result<History, DataE
     if history.records.is_empty() {
         return Err(nothing_read(path, &history, options, &other_users));
     }
-    date_by_habit(&mut history, short_dates);
+    short_dates.settle(&mut history);
     put_oldest_first(&mut history.records);
     notice_people(&mut history);
     Ok(history)
-}
-
-/// Gives the records with short dates their times, person by person.
-fn date_by_habit(history: &mut History, short_dates: HashMap<String, Vec<(usize, ShortDate)>>) {
-    let mut unclear = 0;
-    for dated in short_dates.into_values() {
-        let dates: Vec<ShortDate> = dated.iter().map(|(_, date)| *date).collect();
-        for ((place, _), time) in dated.into_iter().zip(settle_short_dates(&dates)) {
-            history.records[place].time = time;
-            unclear += usize::from(time.is_none());
-        }
-    }
-    history.notice("records keep the file's order: their date does not tell day from month", unclear);
 }
 
 /// Notices people whose records can teach or prove little.
@@ -170,23 +158,6 @@ fn nothing_read(path: &Path, history: &History, options: &ReadOptions, other_use
     DataError::Empty { path, reason }
 }
 
-/// Sorts by time. A record without a time takes that of the record before it of the same user, so that a file without
-/// times, or with some missing, stays in its order.
-fn put_oldest_first(records: &mut [Record]) {
-    let mut last_time: HashMap<String, i64> = HashMap::new();
-    let mut keyed: Vec<i64> = Vec::with_capacity(records.len());
-    for record in records.iter() {
-        let time = record.time.or_else(|| last_time.get(&record.user).copied()).unwrap_or(i64::MIN);
-        last_time.insert(record.user.clone(), time);
-        keyed.push(time);
-    }
-    // `sequence` is the file order until here: the key keeps the sort stable, and finds each record's time.
-    records.sort_by_key(|record| (keyed[record.sequence], record.sequence));
-    for (sequence, record) in records.iter_mut().enumerate() {
-        record.sequence = sequence;
-    }
-}
-
 pub(crate) struct Reader<'a> {
     pub options: &'a ReadOptions,
     pub history: History,
@@ -198,8 +169,7 @@ pub(crate) struct Reader<'a> {
     file_has_begun: bool,
     /// Whether the history is a folder, so that messages must name the file in it.
     is_folder: bool,
-    /// Of each user, the records whose date does not tell day from month.
-    short_dates: HashMap<String, Vec<(usize, ShortDate)>>,
+    short_dates: ShortDates,
 }
 
 /// Users that the filter left out, in order of their first record.
@@ -382,18 +352,11 @@ impl Reader<'_> {
         line: usize,
         split: Option<Split>,
     ) -> Result<(), String> {
-        let user = match fields.get("user") {
-            None | Some(Value::Null) => DEFAULT_USER.to_string(),
-            Some(value) => name_text("user", value)?,
-        };
+        let user = user_of(&fields)?;
         if !self.wants(&user) {
             return Ok(());
         }
-        let stem = file.file_stem().map_or("record".into(), |stem| stem.to_string_lossy().into_owned());
-        let id = match fields.get("id") {
-            None | Some(Value::Null) => format!("{stem}-{line}"),
-            Some(value) => name_text("id", value)?,
-        };
+        let id = id_of(&fields, file, line)?;
         let time = record_time(&fields)?;
         let task = choose_task(&fields, self.options)?;
         let body = task.read(fields, &self.options.columns).map_err(|reason| {
@@ -402,7 +365,7 @@ impl Reader<'_> {
         let record = self.push(id, user, time.seconds(), body, file, line, split)?;
         if let RecordTime::Short(date) = time {
             let (user, place) = (record.user.clone(), record.sequence);
-            self.short_dates.entry(user).or_default().push((place, date));
+            self.short_dates.add(user, place, date);
         }
         Ok(())
     }
@@ -443,85 +406,6 @@ impl Reader<'_> {
     }
 }
 
-/// Stands in for the answer of a question while its fields are checked; then it is taken away.
-pub(crate) const NO_ANSWER: &str = "(to be written)";
-
-/// Reads one JSON record that may lack its answer, which is then empty: something to be asked now.
-pub fn read_question(text: &str, columns: &ColumnNames) -> Result<RecordBody, String> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {}", explained(&error)))?;
-    let Value::Object(mut fields) = value else {
-        return Err(format!("it is {}; expected a record, an object", crate::tasks::kind_of(&value)));
-    };
-    let options = ReadOptions { columns: columns.clone(), ..ReadOptions::default() };
-    let task = match choose_task(&fields, &options) {
-        Err(_) if fields.get("task").is_none_or(Value::is_null) => TASKS
-            .iter()
-            .copied()
-            .find(|task| {
-                let mut fields = fields.clone();
-                ask_for_answer(&mut fields, *task, columns);
-                task.detect(&fields, columns)
-            })
-            .ok_or_else(|| unknown_kind(&fields, columns))?,
-        chosen => chosen?,
-    };
-    let asked = ask_for_answer(&mut fields, task, columns);
-    let mut body = task
-        .read(fields, columns)
-        .map_err(|reason| format!("{reason}; a {} record has {}", task.name(), task.expects(columns)))?;
-    if asked {
-        take_answer_away(&mut body, columns);
-    }
-    Ok(body)
-}
-
-/// Puts [`NO_ANSWER`] where the answer is missing or empty; whether it was.
-fn ask_for_answer(fields: &mut Map<String, Value>, task: &dyn Task, columns: &ColumnNames) -> bool {
-    if let Some(name) = task.answer_field(columns) {
-        let is_missing = match fields.get(name) {
-            None | Some(Value::Null) => true,
-            Some(answer) => answer.as_str().is_some_and(|answer| answer.trim().is_empty()),
-        };
-        if is_missing {
-            fields.insert(name.to_string(), NO_ANSWER.into());
-        }
-        return is_missing;
-    }
-    let Some(Value::Array(turns)) = fields.get_mut(&columns.messages) else { return false };
-    let is_assistant = |turn: &Value| turn.get("role").and_then(Value::as_str) == Some("assistant");
-    let says_nothing = |turn: &Value| match turn.get("content") {
-        None | Some(Value::Null) => true,
-        Some(content) => content.as_str().is_some_and(|text| text.trim().is_empty()),
-    };
-    let calls_tools = |turn: &Value| turn.get("tool_calls").is_some_and(|calls| !calls.is_null());
-    while turns.last().is_some_and(|turn| is_assistant(turn) && says_nothing(turn) && !calls_tools(turn)) {
-        turns.pop();
-    }
-    let is_missing = turns.last().is_some_and(|turn| turn.is_object() && !is_assistant(turn));
-    if is_missing {
-        turns.push(serde_json::json!({"role": "assistant", "content": NO_ANSWER}));
-    }
-    is_missing
-}
-
-fn take_answer_away(body: &mut RecordBody, columns: &ColumnNames) {
-    match body {
-        RecordBody::Text(_) => {}
-        RecordBody::Completion { completion, .. } => completion.clear(),
-        RecordBody::Chat { messages, .. } => {
-            if let Some(last) = messages.last_mut() {
-                last.content.clear();
-            }
-        }
-        RecordBody::Task { task, fields } => {
-            if let Some(name) = task.answer_field(columns) {
-                fields.insert(name.to_string(), "".into());
-            }
-        }
-    }
-}
-
 pub(crate) fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) -> Result<&'static dyn Task, String> {
     if let Some(task) = options.task {
         return Ok(task);
@@ -538,7 +422,7 @@ pub(crate) fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) ->
     }
 }
 
-fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
+pub(crate) fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
     let names: Vec<String> = fields.keys().take(8).map(|name| shown(name)).collect();
     format!(
         "no kind of record has these fields ({}); expected \"{}\", or \"{}\" and \"{}\", or \"{}\", or a task's own",
@@ -548,6 +432,27 @@ fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
         columns.completion,
         columns.messages
     )
+}
+
+/// Whose record it is.
+pub(crate) fn user_of(fields: &Map<String, Value>) -> Result<String, String> {
+    match fields.get("user") {
+        None | Some(Value::Null) => Ok(DEFAULT_USER.to_string()),
+        Some(value) => name_text("user", value),
+    }
+}
+
+/// The record's id, else one made of its place.
+pub(crate) fn id_of(fields: &Map<String, Value>, file: &Path, line: usize) -> Result<String, String> {
+    match fields.get("id") {
+        None | Some(Value::Null) => Ok(id_of_line(file, line)),
+        Some(value) => name_text("id", value),
+    }
+}
+
+pub(crate) fn id_of_line(file: &Path, line: usize) -> String {
+    let stem = file.file_stem().map_or("record".into(), |stem| stem.to_string_lossy());
+    format!("{stem}-{line}")
 }
 
 /// A name given as text or number.

@@ -1,12 +1,12 @@
 //! The JSON export of ChatGPT: the conversations as they stand, each along the branch that was shown last.
 
+use super::elements::{Elements, Next};
 use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, open};
+use crate::read::{explained, shown};
 use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 use std::io::BufReader;
-use std::path::Path;
 
 /// This importer in the list.
 pub const IMPORTER: Importer = Importer {
@@ -14,7 +14,7 @@ pub const IMPORTER: Importer = Importer {
     about: "conversations with an assistant: what you asked, and the answers you got",
     how_to: "On chatgpt.com: Settings, then Data controls, then Export data; the link comes by e-mail. Unpack the archive;\n\
              the file is conversations.json. Answers are what is learned. Of regenerated answers only the branch shown last\n\
-             is taken; tools, pictures and system turns are left out.",
+             is taken; tools, pictures and system turns are left out. A conversation that cannot be read is named and left out.",
     needs: Needs { me: false, columns: false },
     read: Some(read),
 };
@@ -51,48 +51,34 @@ struct Author {
 fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
     for path in &options.sources {
         let path = &file_of(path, "conversations.json");
-        let mut failure = None;
-        let mut deserializer = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 16, open(path)?));
-        let visitor = Conversations { path, sink, failure: &mut failure };
-        let outcome = deserializer.deserialize_seq(visitor).and_then(|()| deserializer.end());
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        outcome.map_err(|error| {
-            let reason =
-                format!("line {}, column {}: {}", error.line(), error.column(), crate::read::explained(&error));
-            ImportError::source(path, format!("not an export of ChatGPT: {reason}"))
-        })?;
-    }
-    Ok(())
-}
-
-/// Takes the conversations one by one.
-struct Conversations<'a, 'o> {
-    path: &'a Path,
-    sink: &'a mut Sink,
-    failure: &'o mut Option<ImportError>,
-}
-
-impl<'de> Visitor<'de> for Conversations<'_, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.write_str("a list of conversations")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        let input = BufReader::with_capacity(1 << 16, open(path)?);
+        let mut conversations = Elements::of(input)
+            .map_err(ImportError::read(path))?
+            .ok_or_else(|| ImportError::source(path, "not an export of ChatGPT: expected a list of conversations"))?;
         let mut number = 0;
-        while let Some(conversation) = elements.next_element::<Exported>()? {
+        loop {
             number += 1;
-            let place = format!("{}, conversation {number}", self.path.display());
-            if let Err(failure) = take(conversation, place, self.sink) {
-                *self.failure = Some(failure);
-                return Err(serde::de::Error::custom("the history cannot be written"));
+            let place = format!("{}, conversation {number}", path.display());
+            match conversations.next().map_err(ImportError::read(path))? {
+                Next::Element(text) => match serde_json::from_slice::<Exported>(&text) {
+                    Ok(exported) => take(exported, place, sink)?,
+                    Err(error) => {
+                        let place = format!("{place} ({})", shown(&explained(&error)));
+                        sink.leave(place, "conversations that are not as ChatGPT writes them");
+                    }
+                },
+                Next::CutOff => {
+                    sink.leave(place, "ends of files that were cut off");
+                    break;
+                }
+                Next::End { is_last } => {
+                    sink.leave_many(path.display(), "text after the list of conversations", usize::from(!is_last));
+                    break;
+                }
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn take(exported: Exported, place: String, sink: &mut Sink) -> Result<(), ImportError> {

@@ -19,6 +19,12 @@ pub const IMPORTER: Importer = Importer {
 };
 
 fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
+    for (place, (field, column)) in options.columns.iter().enumerate() {
+        if let Some((_, first)) = options.columns[..place].iter().find(|(earlier, _)| earlier == field) {
+            let reason = format!("--map names the field \"{field}\" twice: columns \"{first}\" and \"{column}\"");
+            return Err(ImportError::Option(reason));
+        }
+    }
     for path in &options.sources {
         let table = Table::open(path)?;
         let columns: Vec<(String, String)> = match options.columns.is_empty() {

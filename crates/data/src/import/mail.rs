@@ -94,6 +94,9 @@ impl Store {
                 sink.leave(place, "messages that cannot be read");
                 continue;
             };
+            if stored.length > MESSAGE_BYTES_MAX {
+                sink.leave(&place, "ends of messages larger than 32 MiB");
+            }
             match self.record(&message) {
                 Ok(fields) => sink.take(place, fields)?,
                 Err(reason) => sink.leave(place, reason),

@@ -4,6 +4,7 @@ use super::mail::{MESSAGE_BYTES_MAX, Store};
 use super::notes::files_below;
 use super::{ImportError, ImportOptions, Importer, Needs, Sink};
 use std::io::Read;
+use std::path::Path;
 
 /// This importer in the list.
 pub const IMPORTER: Importer = Importer {
@@ -27,16 +28,22 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
                 sink.leave(path.display(), "files that are no message");
                 continue;
             }
-            let mut bytes = Vec::new();
-            let file =
-                std::fs::File::open(&path).and_then(|file| file.take(MESSAGE_BYTES_MAX as u64).read_to_end(&mut bytes));
-            if file.is_err() {
+            let Ok((bytes, length)) = beginning(&path) else {
                 sink.leave(path.display(), "files that cannot be read");
                 continue;
-            }
+            };
             store.add_file(&path);
-            store.add(&bytes, 0, bytes.len(), options, sink);
+            store.add(&bytes, 0, length, options, sink);
         }
     }
     store.take_mine(sink)
+}
+
+/// As much of a message as is looked at, and how long it is.
+fn beginning(path: &Path) -> std::io::Result<(Vec<u8>, usize)> {
+    let file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len() as usize;
+    let mut bytes = Vec::new();
+    file.take(MESSAGE_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+    Ok((bytes, length))
 }

@@ -3,6 +3,7 @@
 mod chatgpt;
 mod conversation;
 mod csv;
+mod elements;
 pub mod git;
 mod goodreads;
 mod letterboxd;

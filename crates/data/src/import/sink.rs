@@ -2,8 +2,9 @@
 
 use super::mask::Masker;
 use super::{ImportError, ImportOptions};
-use crate::read::{ReadOptions, choose_task};
+use crate::read::{LINE_BYTES_MAX, ReadOptions, choose_task, id_of, id_of_line, user_of};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ pub struct Sink {
     user: String,
     masker: Option<Masker>,
     records: usize,
+    /// Of the records written.
+    ids: HashSet<String>,
     tasks: Vec<(&'static str, usize)>,
     left: Vec<LeftOut>,
 }
@@ -91,6 +94,7 @@ impl Sink {
             user: options.user.clone().unwrap_or_else(|| USER.to_string()),
             masker: options.mask.then(Masker::default),
             records: 0,
+            ids: HashSet::new(),
             tasks: Vec::new(),
             left: Vec::new(),
         })
@@ -106,29 +110,48 @@ impl Sink {
                 }
             }
         }
-        let options = ReadOptions::default();
-        let read = choose_task(&fields, &options).and_then(|task| {
-            crate::time::record_time(&fields)?;
-            task.read(fields.clone(), &options.columns)
-        });
-        let body = match read {
-            Ok(body) => body,
+        if !fields.contains_key("user") {
+            fields.insert("user".to_string(), self.user.clone().into());
+        }
+        // The reader names a record without an id by its line, and an earlier one may have that name by chance.
+        let name = id_of_line(&self.output, self.records + 1);
+        if !fields.contains_key("id") && self.ids.contains(&name) {
+            fields.insert("id".to_string(), format!("{name}+").into());
+        }
+        let (task, id) = match self.read_back(&fields) {
+            Ok(read) => read,
             Err(reason) => {
                 self.leave(place, &reason);
                 return Ok(());
             }
         };
-        let name = crate::record::Record::ad_hoc(USER, body).task().name();
-        match self.tasks.iter_mut().find(|(known, _)| *known == name) {
+        let mut line = serde_json::to_vec(&fields).map_err(|error| self.write_error(error.into()))?;
+        if line.len() > LINE_BYTES_MAX {
+            self.leave(place, &format!("records longer than a line of a history ({} MiB)", LINE_BYTES_MAX >> 20));
+            return Ok(());
+        }
+        line.push(b'\n');
+        match self.tasks.iter_mut().find(|(known, _)| *known == task) {
             Some((_, count)) => *count += 1,
-            None => self.tasks.push((name, 1)),
+            None => self.tasks.push((task, 1)),
         }
-        if !fields.contains_key("user") {
-            fields.insert("user".to_string(), self.user.clone().into());
-        }
+        self.ids.insert(id);
         self.records += 1;
-        let written = serde_json::to_writer(&mut self.file, &fields).map_err(std::io::Error::from);
-        written.and_then(|()| self.file.write_all(b"\n")).map_err(|source| self.write_error(source))
+        self.file.write_all(&line).map_err(|source| self.write_error(source))
+    }
+
+    /// The task and the id that a reader of the history will find in the next line, or why it would refuse it.
+    fn read_back(&self, fields: &Map<String, Value>) -> Result<(&'static str, String), String> {
+        user_of(fields)?;
+        let id = id_of(fields, &self.output, self.records + 1)?;
+        if self.ids.contains(&id) {
+            return Err("records whose id was used before".to_string());
+        }
+        let options = ReadOptions::default();
+        let task = choose_task(fields, &options)?;
+        crate::time::record_time(fields)?;
+        let body = task.read(fields.clone(), &options.columns)?;
+        Ok((crate::record::Record::ad_hoc(USER, body).task().name(), id))
     }
 
     /// Says that something is left out, and why.
@@ -179,5 +202,47 @@ impl Sink {
 
     fn write_error(&self, source: std::io::Error) -> ImportError {
         ImportError::Write { path: self.output.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the reader would refuse is left out with its place; what is just short enough is read.
+    #[test]
+    fn every_line_written_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("history.jsonl");
+        let mut sink = Sink::create(&output, &ImportOptions::default(), false).unwrap();
+        let fields = |id: &str, text: String| {
+            let fields = [("id", id.to_string()), ("text", text)];
+            fields.into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Map<_, _>>()
+        };
+        let around = r#"{"id":"a","text":"","user":"me"}"#.len();
+        // Each of the first characters takes six bytes in JSON.
+        let controls = "\u{1}".repeat(1 << 20);
+        let just_short = controls.clone() + &"x".repeat(LINE_BYTES_MAX - around - 6 * controls.len());
+        sink.take("line 1", fields("a", just_short.clone())).unwrap();
+        sink.take("line 2", fields("b", just_short + "x")).unwrap();
+        sink.take("line 3", fields("a", "again".into())).unwrap();
+        sink.take("line 4", fields("", "no name".into())).unwrap();
+        // The reader names a record without an id by its line.
+        sink.take("line 5", fields("history-3", "as if it were the third line".into())).unwrap();
+        let mut without_id = fields("", "without an id".into());
+        without_id.remove("id");
+        sink.take("line 6", without_id).unwrap();
+        let imported = sink.finish().unwrap();
+        let history = crate::read_history(&output, &ReadOptions::default()).unwrap();
+        assert_eq!((imported.records, history.records.len()), (3, 3));
+        let left: Vec<_> = imported.left_out.iter().map(|left| (left.reason.as_str(), &left.places[..])).collect();
+        assert_eq!(
+            left,
+            [
+                ("records longer than a line of a history (16 MiB)", &["line 2".to_string()][..]),
+                ("records whose id was used before", &["line 3".to_string()]),
+                ("field \"id\" is empty; expected a name", &["line 4".to_string()]),
+            ]
+        );
     }
 }

@@ -3,6 +3,7 @@
 use super::conversation::{Conversation, Said};
 use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, is_me, open};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::io::BufReader;
@@ -26,12 +27,29 @@ struct Export {
     name: Option<String>,
     #[serde(rename = "type")]
     kind: Option<String>,
-    messages: Vec<Message>,
+    messages: Vec<Part<Message>>,
 }
 
 #[derive(Deserialize)]
 struct Chats {
-    list: Vec<Chat>,
+    list: Vec<Part<Chat>>,
+}
+
+/// A part that may be broken without taking the others with it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Part<T> {
+    Whole(T),
+    Broken(IgnoredAny),
+}
+
+impl<T> Part<T> {
+    fn whole(&self) -> Option<&T> {
+        match self {
+            Part::Whole(part) => Some(part),
+            Part::Broken(_) => None,
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -40,7 +58,7 @@ struct Chat {
     name: Option<String>,
     #[serde(rename = "type")]
     kind: Option<String>,
-    messages: Vec<Message>,
+    messages: Vec<Part<Message>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -66,10 +84,10 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
             ImportError::source(path, format!("not an export of Telegram: {reason}"))
         })?;
         let Export { chats, name, kind, messages } = export;
-        let chats = chats.map_or_else(|| vec![Chat { name, kind, messages }], |chats| chats.list);
+        let chats = chats.map_or_else(|| vec![Part::Whole(Chat { name, kind, messages })], |chats| chats.list);
         let mut names: HashSet<&str> = HashSet::new();
         let mut is_there = false;
-        for message in chats.iter().flat_map(|chat| &chat.messages) {
+        for message in chats.iter().filter_map(Part::whole).flat_map(Chat::messages) {
             is_there |= message.is_mine(options);
             names.extend(message.from.as_deref());
         }
@@ -80,22 +98,31 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
             let reason = format!("nobody in it is named as --me says; the names are: {}", names.join(", "));
             return Err(ImportError::source(path, reason));
         }
-        for chat in chats {
-            read_chat(chat, &path.display().to_string(), options, sink)?;
+        let file = path.display().to_string();
+        for (place, chat) in chats.iter().enumerate() {
+            match chat.whole() {
+                Some(chat) => read_chat(chat, &file, options, sink)?,
+                None => sink.leave(format!("{file}, chat {}", place + 1), "chats that are not as Telegram writes them"),
+            }
         }
     }
     Ok(())
 }
 
-fn read_chat(chat: Chat, file: &str, options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
+fn read_chat(chat: &Chat, file: &str, options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
     let name = chat.name.as_deref().unwrap_or("chat");
     if chat.kind.as_deref().is_some_and(|kind| kind.contains("channel")) {
         sink.leave_many(format!("{file}, {name}"), "messages of channels", chat.messages.len());
         return Ok(());
     }
-    let people: HashSet<&str> = chat.messages.iter().filter_map(|message| message.from.as_deref()).collect();
+    let people: HashSet<&str> = chat.messages().filter_map(|message| message.from.as_deref()).collect();
     let mut conversation = Conversation::new(people.len() > 2);
-    for message in &chat.messages {
+    for (number, message) in chat.messages.iter().enumerate() {
+        let Part::Whole(message) = message else {
+            let place = format!("{file}, {name}, message {}", number + 1);
+            sink.leave(place, "messages that are not as Telegram writes them");
+            continue;
+        };
         let place = format!("{file}, {name}, message {}", message.id);
         if message.kind.as_deref() != Some("message") {
             sink.leave(place, "notices of the program");
@@ -114,6 +141,12 @@ fn read_chat(chat: Chat, file: &str, options: &ImportOptions, sink: &mut Sink) -
         }
     }
     conversation.finish(sink)
+}
+
+impl Chat {
+    fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.messages.iter().filter_map(Part::whole)
+    }
 }
 
 impl Message {

@@ -3,6 +3,7 @@
 use super::conversation::{Conversation, Said};
 use super::lines::read_limited_line;
 use super::{ImportError, ImportOptions, Importer, Needs, Sink, is_me, open};
+use jiff::civil::Date;
 use regex::Regex;
 use std::collections::HashSet;
 use std::io::{BufReader, Seek};
@@ -15,7 +16,9 @@ pub const IMPORTER: Importer = Importer {
     about: "a chat: what others wrote, and how you answered",
     how_to: "In WhatsApp open the chat, then its menu: More, Export chat, Without media. Unpack the archive where there is\n\
              one; the file is _chat.txt or \"WhatsApp Chat with NAME.txt\". Say with --me how you are named in it.\n\
-             The order of day and month is found from the whole file.",
+             Whether the day or the month comes first is what most dates of the file tell that are possible in one order\n\
+             only; where none does, the month if most messages have slashes and a.m. or p.m., else the day. Messages whose\n\
+             date does not exist in that order are left out and named.",
     needs: Needs { me: true, columns: false },
     read: Some(read),
 };
@@ -114,17 +117,16 @@ fn each_line(
 
 /// The order of the numbers of dates, from the whole file, and everybody's names.
 fn survey(path: &Path, file: &std::fs::File) -> Result<(Order, HashSet<String>), ImportError> {
-    let (mut begins, mut first_max, mut second_max, mut year_first, mut half_days) = (0, 0, 0, false, false);
-    let mut slashes = false;
+    let (mut begins, mut american) = (0, 0);
+    let mut told = [Order::DayMonthYear, Order::MonthDayYear, Order::YearMonthDay].map(|order| (order, 0));
     let mut names = HashSet::new();
     each_line(path, file, |line, _| {
         if let Some(begin) = line.and_then(Begin::read) {
             begins += 1;
-            first_max = first_max.max(begin.numbers[0]);
-            second_max = second_max.max(begin.numbers[1]);
-            year_first |= begin.numbers[0] > 31;
-            half_days |= begin.afternoon.is_some();
-            slashes |= line.is_some_and(|line| line.chars().take(8).any(|c| c == '/'));
+            let only = begin.only_order();
+            told.iter_mut().filter(|(order, _)| Some(*order) == only).for_each(|(_, count)| *count += 1);
+            let has_slash = line.is_some_and(|line| line.chars().take(8).any(|c| c == '/'));
+            american += usize::from(has_slash && begin.afternoon.is_some());
             if let Some((name, _)) = begin.rest.split_once(": ") {
                 names.insert(name.to_string());
             }
@@ -137,14 +139,10 @@ fn survey(path: &Path, file: &std::fs::File) -> Result<(Order, HashSet<String>),
             "no line begins with a date and a time, as in a chat that WhatsApp exports",
         ));
     }
-    let order = match (year_first, first_max > 12, second_max > 12) {
-        (true, ..) => Order::YearMonthDay,
-        (_, true, _) => Order::DayMonthYear,
-        (_, _, true) => Order::MonthDayYear,
-        // No day is later than the twelfth: half days and slashes together are American.
-        _ if slashes && half_days => Order::MonthDayYear,
-        _ => Order::DayMonthYear,
-    };
+    // Half days and slashes together are American.
+    let habit = if 2 * american > begins { Order::MonthDayYear } else { Order::DayMonthYear };
+    let most = told.into_iter().max_by_key(|(order, count)| (*count, *order == habit));
+    let order = most.map_or(habit, |(order, _)| order);
     Ok((order, names))
 }
 
@@ -162,8 +160,7 @@ impl Begin {
         })
     }
 
-    /// Seconds since 1970, the telephone's clock taken as UTC: only the order and the pauses matter.
-    fn time(&self, order: Order) -> Option<i64> {
+    fn date(&self, order: Order) -> Option<Date> {
         let [a, b, c] = self.numbers;
         let (year, month, day) = match order {
             Order::DayMonthYear => (c, b, a),
@@ -171,12 +168,30 @@ impl Begin {
             Order::YearMonthDay => (a, b, c),
         };
         let year = if year < 100 { year + 2000 } else { year };
+        Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok()
+    }
+
+    /// The order that this date alone tells, for there is no such day in another. A first number above 31 is a year; one
+    /// below is none, or every date up to 2031 could begin with one.
+    fn only_order(&self) -> Option<Order> {
+        if self.numbers[0] > 31 {
+            return self.date(Order::YearMonthDay).map(|_| Order::YearMonthDay);
+        }
+        match (self.date(Order::DayMonthYear), self.date(Order::MonthDayYear)) {
+            (Some(_), None) => Some(Order::DayMonthYear),
+            (None, Some(_)) => Some(Order::MonthDayYear),
+            _ => None,
+        }
+    }
+
+    /// Seconds since 1970, the telephone's clock taken as UTC: only the order and the pauses matter.
+    fn time(&self, order: Order) -> Option<i64> {
         let hour = match self.afternoon {
             Some(true) if self.hour < 12 => self.hour + 12,
             Some(false) if self.hour == 12 => 0,
             _ => self.hour,
         };
-        let date = jiff::civil::Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok()?;
+        let date = self.date(order)?;
         let (hour, minute, second) =
             (hour.try_into().ok()?, self.minute.try_into().ok()?, self.second.try_into().ok()?);
         let time = jiff::civil::Time::new(hour, minute, second, 0).ok()?;
@@ -220,7 +235,7 @@ impl Chat<'_> {
         let place = place();
         self.close(sink)?;
         let Some(time) = begin.time(order) else {
-            sink.leave(place, "messages of a day or hour that does not exist");
+            sink.leave(place, "messages whose day or hour does not exist");
             return Ok(());
         };
         match begin.rest.split_once(": ") {
@@ -274,5 +289,23 @@ mod tests {
             assert!(Begin::read(line).is_none(), "{line}");
         }
         assert_eq!(Begin::read("31.02.23, 14:05 - Ada: hi").unwrap().time(Order::DayMonthYear), None);
+    }
+
+    #[test]
+    fn one_date_tells_the_order_only_if_there_is_no_such_day_in_another() {
+        for (date, expected) in [
+            ("31.12.23", Some(Order::DayMonthYear)),
+            ("12/31/23", Some(Order::MonthDayYear)),
+            ("2023-12-31", Some(Order::YearMonthDay)),
+            ("11.12.23", None),
+            ("23-12-31", Some(Order::DayMonthYear)),
+            ("31.31.23", None),
+            ("31.02.23", None),
+            ("99.99.24", None),
+            ("99.12.24", Some(Order::YearMonthDay)),
+        ] {
+            let begin = Begin::read(&format!("{date}, 14:05 - Ada: hi")).unwrap();
+            assert_eq!(begin.only_order(), expected, "{date}");
+        }
     }
 }

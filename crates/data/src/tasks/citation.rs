@@ -42,7 +42,7 @@ impl Task for Citation {
             Some(Value::Number(number)) => format!("[{number}]"),
             _ => require_text(&fields, "citation")?.trim().to_string(),
         };
-        if !CHOICES.contains(&choice.as_str()) && choice != crate::read::NO_ANSWER {
+        if !CHOICES.contains(&choice.as_str()) && choice != crate::question::NO_ANSWER {
             return Err("field \"citation\" is neither \"[1]\" nor \"[2]\"".to_string());
         }
         fields.insert("citation".into(), choice.into());

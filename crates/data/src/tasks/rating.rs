@@ -112,7 +112,7 @@ fn read_rating(value: Option<Value>, name: &str) -> Result<String, String> {
         None => return Err(format!("field \"{ANSWER}\" is missing")),
         Some(Value::Number(number)) => number.as_f64().ok_or_else(|| outside(&number.to_string()))?,
         // The stand-in of a question: it is taken away after reading.
-        Some(Value::String(text)) if text == crate::read::NO_ANSWER => return Ok(text),
+        Some(Value::String(text)) if text == crate::question::NO_ANSWER => return Ok(text),
         Some(Value::String(text)) => {
             let shown: String = text.chars().filter(|c| !c.is_control()).take(24).collect();
             text.trim().parse().map_err(|_| outside(&format!("\"{shown}\"")))?

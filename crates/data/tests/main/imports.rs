@@ -258,6 +258,193 @@ fn chats_become_conversations() {
     assert_eq!(gpt.records()[0]["messages"][1]["content"], "hello");
 }
 
+/// Rows under a quotation mark without an end would be one cell: that is said with the line, and so is a name that stands
+/// for two columns or two fields.
+#[test]
+fn a_table_is_read_as_it_is_meant_or_not_at_all() {
+    let refused = |text: &str, columns: &[(&str, &str)]| {
+        let place = Place::new();
+        let csv = place.write("t.csv", text);
+        let columns = columns.iter().map(|(field, column)| (field.to_string(), column.to_string())).collect();
+        place.import("csv", ImportOptions { columns, ..from(&[&csv]) }).unwrap_err().to_string()
+    };
+    for (text, line) in [
+        ("text,time\none,2024\n\"two,2024\nthree,2024\n", 3),
+        ("text,time\none,2024\n\n\n\"two,2024", 5),
+        ("text,time\r\n\"a\r\nb\",2024\r\n\"two\r\n2\",\"2024\r\nthree,2024\r\n", 5),
+        ("text\n\"", 2),
+        ("text,\"time\none,2024\n", 1),
+        ("text\none\ntwo,\"\"\"\n", 3),
+    ] {
+        let failure = refused(text, &[]);
+        assert!(
+            failure.ends_with(&format!(
+                "t.csv: line {line}: a quotation mark has no end; all rows below would be one cell"
+            )),
+            "{failure}"
+        );
+    }
+    let whole = "text,time\n5\" pipes,2024\n\"a \"\"quoted\"\" word\",2024\n\n\n";
+    for text in [whole, whole.trim_end(), &whole.replace('\n', "\r\n")] {
+        let place = Place::new();
+        let csv = place.write("t.csv", text);
+        assert_eq!(place.import("csv", from(&[&csv])).unwrap().left_out, []);
+        assert_eq!(place.records()[0]["text"], "5\" pipes");
+        assert_eq!(place.records().len(), 2);
+    }
+    let failure = refused(whole, &[("text", "text"), ("time", "time"), ("text", "time")]);
+    assert_eq!(failure, "--map names the field \"text\" twice: columns \"text\" and \"time\"");
+    assert!(refused("", &[]).ends_with("it is empty; expected a line with the names of the columns"));
+    let failure = refused("text,a,a\nx,1,2\n", &[]);
+    assert!(failure.ends_with("two columns are called \"a\"; expected a name for each"), "{failure}");
+}
+
+/// What of a mail is longer than a line that readers take is named, with its place, and the rest is taken.
+#[test]
+fn a_mail_too_long_for_a_history_is_named() {
+    let place = Place::new();
+    let long = format!("{}\n", "words of forty bytes that go on and on\n".repeat((17 << 20) / 39));
+    let mail = |id: u32, text: &str| format!("From: bob@example.org\nSubject: s\nMessage-ID: <{id}@x>\n\n{text}");
+    let is_too_long = ("records longer than a line of a history (16 MiB)", 1);
+    let mbox = [mail(1, &long.repeat(2)), mail(2, "short\n")].map(|mail| format!("From x\n{mail}\n"));
+    let mbox = place.write("mail.mbox", mbox.concat());
+    let imported = place.import("mbox", by("bob@example.org", &[&mbox])).unwrap();
+    assert_eq!(left(&imported), [("ends of messages larger than 32 MiB", 1), is_too_long]);
+    assert!(imported.left_out[1].places[0].ends_with("mail.mbox, byte 7"), "{:?}", imported.left_out);
+    assert_eq!(place.records().iter().map(|record| &record["reply"]).collect::<Vec<_>>(), ["short"]);
+    let folder = Place::new();
+    folder.write("mail/cur/1", mail(1, &long));
+    folder.write("mail/cur/2", mail(2, "short\n"));
+    let imported = folder.import("maildir", by("bob@example.org", &[&folder.path("mail")])).unwrap();
+    assert_eq!(left(&imported), [is_too_long]);
+    assert!(imported.left_out[0].places[0].ends_with("cur/1, byte 0"), "{:?}", imported.left_out);
+    assert_eq!(folder.records(), place.records());
+}
+
+/// One conversation that cannot be read takes no other with it.
+#[test]
+fn what_is_broken_in_an_export_is_named_and_the_rest_taken() {
+    let conversation = |text: &str| {
+        format!(
+            r#"{{"current_node":"b","mapping":{{"a":{{"message":{{"author":{{"role":"user"}},"content":{{"parts":["hi ]}}"]}}}}}},"b":{{"parent":"a","message":{{"author":{{"role":"assistant"}},"content":{{"parts":["{text}"]}}}}}}}}}}"#
+        )
+    };
+    let place = Place::new();
+    let (first, last) = (conversation("one \\\" ["), conversation("two"));
+    let parts: [&[u8]; 7] = [
+        first.as_bytes(),
+        br#"{"title":"t","mapping":5}"#,
+        br#"{"title":"half \ud83d","mapping":{}}"#,
+        b"{\"title\":\"\xff\",\"mapping\":{}}",
+        b"{nonsense {[]}}",
+        b"null",
+        last.as_bytes(),
+    ];
+    let whole = [b" [ ".as_slice(), &parts.join(&b" ,\n"[..]), b"\n]\n"].concat();
+    let file = place.write("conversations.json", &whole);
+    let imported = place.import("chatgpt", from(&[&file])).unwrap();
+    let broken = "conversations that are not as ChatGPT writes them";
+    assert_eq!(left(&imported), [(broken, 5)]);
+    let places = &imported.left_out[0].places;
+    assert!(places[0].contains("conversations.json, conversation 2 (invalid type: integer `5`"), "{places:?}");
+    assert!(places[4].contains("conversation 6"), "{places:?}");
+    let answers = |place: &Place| {
+        place
+            .records()
+            .iter()
+            .map(|record| record["messages"][1]["content"].as_str().unwrap().to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(answers(&place), ["one \" [", "two"]);
+
+    // A file that was cut off: what was whole is taken, and where it ends is said.
+    let cut = Place::new();
+    let file = cut.write("conversations.json", &whole[..whole.len() - 20]);
+    let imported = cut.import("chatgpt", from(&[&file])).unwrap();
+    assert_eq!(left(&imported), [(broken, 5), ("ends of files that were cut off", 1)]);
+    assert!(imported.left_out[1].places[0].contains("conversation 7"), "{:?}", imported.left_out);
+    assert_eq!(answers(&cut), ["one \" ["]);
+    for (text, words) in [
+        ("", "not an export of ChatGPT: expected a list of conversations"),
+        ("{}", "not an export of ChatGPT: expected a list of conversations"),
+        ("[]", "nothing to import"),
+        ("[5, true]", "nothing to import; left out: 2 conversations that are not as ChatGPT writes them"),
+    ] {
+        let other = Place::new();
+        let file = other.write("conversations.json", text);
+        let failure = other.import("chatgpt", from(&[&file])).unwrap_err().to_string();
+        assert!(failure.contains(words), "{text}: {failure}");
+    }
+
+    let message = |id: u32, from: &str| {
+        format!(r#"{{"id":{id},"type":"message","date_unixtime":"{id}","from":"{from}","text":"text {id}"}}"#)
+    };
+    let telegram = Place::new();
+    let chats = [
+        format!(
+            r#"{{"name":"a","messages":[{},{{"id":"x","type":5}},null,{}]}}"#,
+            message(1, "Ada"),
+            message(2, "Bob")
+        ),
+        r#"{"name":"b","messages":5}"#.to_string(),
+        "7".to_string(),
+        format!(r#"{{"name":"c","type":"personal_chat","messages":[{},{}]}}"#, message(3, "Eve"), message(4, "Bob")),
+    ];
+    let file = telegram.write("result.json", format!(r#"{{"about":"x","chats":{{"list":[{}]}}}}"#, chats.join(",")));
+    let imported = telegram.import("telegram", by("Bob", &[&file])).unwrap();
+    assert_eq!(
+        left(&imported),
+        [("messages that are not as Telegram writes them", 2), ("chats that are not as Telegram writes them", 2)]
+    );
+    let ends: Vec<&str> =
+        imported.left_out.iter().flat_map(|left| &left.places).map(|place| place.split(", ").last().unwrap()).collect();
+    assert_eq!(ends, ["message 2", "message 3", "chat 2", "chat 3"]);
+    assert_eq!(answers(&telegram), ["text 2", "text 4"]);
+}
+
+/// The order of day and month is that of most dates; a date that does not exist in it is named, and turns no other round.
+#[test]
+fn one_impossible_date_does_not_turn_the_others_round() {
+    let chat = |lines: &[&str]| {
+        let place = Place::new();
+        let file = place.write("_chat.txt", lines.join("\n"));
+        let imported = place.import("whatsapp", by("Bob", &[&file])).unwrap();
+        let times: Vec<i64> = place.records().iter().map(|record| record["time"].as_i64().unwrap()).collect();
+        let left = imported.left_out.iter().map(|left| (left.reason.clone(), left.places.clone())).collect::<Vec<_>>();
+        (times, left)
+    };
+    const DAY: i64 = 86400;
+    let january_1 = 1_704_067_200;
+    let february_3 = january_1 + 33 * DAY;
+    let (times, left) = chat(&[
+        "13.01.24, 10:00 - Ada: a",
+        "13.01.24, 10:00 - Bob: b",
+        "03.02.24, 00:00 - Ada: a",
+        "03.02.24, 00:00 - Bob: b",
+        "02.30.24, 10:00 - Ada: lost",
+        "of a message without a day",
+        "02.13.24, 10:00 - Bob: lost",
+        "31.31.24, 10:00 - Bob: lost",
+        "04.02.24, 25:00 - Bob: lost",
+    ]);
+    assert_eq!(times, [january_1 + 12 * DAY + 36000, february_3]);
+    let (reason, places) = &left[0];
+    assert_eq!(reason, "messages whose day or hour does not exist");
+    let lines: Vec<&str> = places.iter().map(|place| place.rsplit(':').next().unwrap()).collect();
+    assert_eq!(lines, ["5", "7", "8", "9"]);
+    assert_eq!(left[1].0, "lines of no message");
+    assert_eq!(left.len(), 2);
+
+    // Nothing tells, or as many dates tell the one as the other: slashes and half days are American.
+    for extra in [&[][..], &["13/1/24, 1:00 PM - Eve: x", "1/13/24, 1:00 PM - Eve: x"]] {
+        let american = ["2/3/24, 12:00 AM - Ada: a", "2/3/24, 12:00 AM - Bob: b"];
+        let (times, _) = chat(&[extra, &american].concat());
+        assert_eq!(times, [february_3]);
+    }
+    let (times, _) = chat(&["3/2/24, 00:00 - Ada: a", "3/2/24, 00:00 - Bob: b"]);
+    assert_eq!(times, [february_3]);
+}
+
 #[test]
 fn notes_are_found_in_folders_without_following_links() {
     let place = Place::new();
