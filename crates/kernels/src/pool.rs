@@ -25,6 +25,8 @@ unsafe impl Send for Job {}
 
 struct State {
     job: Option<Job>,
+    /// Workers that wait to be woken: waking costs a system call even where nobody sleeps.
+    sleeping: usize,
     stop: bool,
 }
 
@@ -53,7 +55,7 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { job: None, stop: false }),
+            state: Mutex::new(State { job: None, sleeping: 0, stop: false }),
             wake: Condvar::new(),
             epoch: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
@@ -98,7 +100,9 @@ impl Pool {
             shared.next.store(0, Ordering::Relaxed);
             state.job = Some(job);
             shared.epoch.fetch_add(1, Ordering::Release);
-            shared.wake.notify_all();
+            if state.sleeping > 0 {
+                shared.wake.notify_all();
+            }
         }
         take_tasks(shared, job, 0);
         // No task is left: workers that have not woken yet need not come.
@@ -165,7 +169,9 @@ fn work(shared: &Shared, worker: usize) {
                         break job;
                     }
                 }
+                state.sleeping += 1;
                 state = shared.wake.wait(state).expect("pool state");
+                state.sleeping -= 1;
             }
         };
         take_tasks(shared, job, worker);

@@ -15,26 +15,17 @@ use crate::simd::{LANES, Simd};
 /// Rows of a register tile on the widest instruction set: 6 x 4 accumulators and 5 operands fill 32 registers.
 pub(super) const ROWS: usize = 6;
 /// Tiles of a forward panel: 4 i16 panels of 8 KiB leave a third of a 48 KiB first-level cache to the rest.
-pub(super) const PANEL_TILES: usize = 4;
+pub(super) const PANEL_TILES: usize = 3;
 /// Groups whose scales are found together: enough independent sixteens to hide the latency of each.
 const TOGETHER: usize = 4 * LANES;
 /// Groups whose largest magnitude is below this count as zero: the inverse of the scale could overflow.
 const TINY: f32 = 1e-30;
-/// Magnitudes from here on count as infinite: [`INTEGER_AS_FLOAT`] times their scale would be.
+/// Magnitudes from here on count as infinite: sums of products with their integers could become it.
 const HUGE: f32 = 1e35;
 
 /// Integers of the largest magnitude that an activation may get.
 const FORWARD_A16_MAX: f32 = 32639.0;
 const FORWARD_A8_MAX: f32 = 127.0;
-/// What the magnitudes of a group's 16-bit integers may sum to, rounding of at most 64 integers included: with
-/// 4-bit codes of magnitude 8 at most, every sum of products is below 2^22.
-const FORWARD_A16_SUM_MAX: f32 = 524_200.0;
-
-/// Added to a sum of products of magnitude 2^22 at most, this integer makes its bits those of the float
-/// [`INTEGER_AS_FLOAT`] + sum, so that one multiply-add converts and scales it.
-pub(super) const INTEGER_BITS: i32 = 0x4b40_0000;
-pub(super) const INTEGER_AS_FLOAT: f32 = 12_582_912.0;
-const _: () = assert!(INTEGER_AS_FLOAT.to_bits() == INTEGER_BITS as u32);
 
 /// Number of row tiles of `rows` rows.
 #[inline(always)]
@@ -75,14 +66,6 @@ impl Combine for Largest {
     #[inline(always)]
     fn combine<S: IntegerSimd>(a: S, b: S) -> S {
         a.max_magnitude(b.bits_as_float())
-    }
-}
-/// The sum of floats.
-struct FloatSum;
-impl Combine for FloatSum {
-    #[inline(always)]
-    fn combine<S: IntegerSimd>(a: S, b: S) -> S {
-        S::bits_of_float(a.bits_as_float() + b.bits_as_float())
     }
 }
 /// The sum of integers.
@@ -133,12 +116,8 @@ fn scale_and_inverse<S: IntegerSimd>(largest: S::Float, scale: S::Float) -> (S::
 #[repr(C)]
 pub(super) struct RowScale {
     pub scale: f32,
-    /// -[`INTEGER_AS_FLOAT`] · scale, exactly.
-    pub base: f32,
     /// scale · sum of the integers
     pub sum: f32,
-    /// [`INTEGER_BITS`] - 8 · sum of the integers: what sums of products with stored 4-bit codes start from.
-    pub start: i32,
 }
 
 /// Where a part of the quantized input of a forward product lies.
@@ -214,7 +193,6 @@ impl QuantizeForward {
         let input = &self.input;
         // One vector a group; those beyond `count` cells give scales of zero.
         let mut largest = [S::zero(); TOGETHER];
-        let mut totals = [S::zero(); TOGETHER];
         let sixteens = || (0..count * G).step_by(LANES);
         // SAFETY: the cells are inside the part, by the loop of `row_tile`; vectors come in sixteens.
         unsafe {
@@ -222,29 +200,16 @@ impl QuantizeForward {
             for i in 0..count {
                 let values = self.values::<S>(first_row + cell.row, cell.tile, true);
                 for group in 0..G {
-                    let (mut most, mut total) = (S::zero(), S::Float::zero());
-                    for value in &values[group * 4 / G..(group + 1) * 4 / G] {
-                        let magnitude = S::zero().max_magnitude(*value);
-                        most = most.max_magnitude(*value);
-                        total = total + magnitude.bits_as_float();
-                    }
-                    largest[i * G + group] = most;
-                    totals[i * G + group] = S::bits_of_float(total);
+                    let values = &values[group * 4 / G..(group + 1) * 4 / G];
+                    largest[i * G + group] = values.iter().fold(S::zero(), |most, value| most.max_magnitude(*value));
                 }
                 cell = cell.next(input.tiles);
             }
             let (mut scales, mut inverses) = ([0f32; TOGETHER], [0f32; TOGETHER]);
             for at in sixteens() {
                 let largest = combine_each::<S, Largest>(largest.as_ptr().add(at)).bits_as_float();
-                let scale = if SMALL {
-                    largest * S::Float::splat(1.0 / FORWARD_A8_MAX)
-                } else {
-                    let total = combine_each::<S, FloatSum>(totals.as_ptr().add(at)).bits_as_float();
-                    let by_total = total * S::Float::splat(1.0 / FORWARD_A16_SUM_MAX);
-                    by_total.max(largest * S::Float::splat(1.0 / FORWARD_A16_MAX))
-                };
-                // Rounded up to 22 bits, so that three times it, and with it `base`, is exact.
-                let scale = S::bits_of_float(scale).add_i32(S::splat_i32(3)).and(S::splat_i32(!3)).bits_as_float();
+                let most = if SMALL { FORWARD_A8_MAX } else { FORWARD_A16_MAX };
+                let scale = largest * S::Float::splat(1.0 / most);
                 let (scale, inverse) = scale_and_inverse::<S>(largest, scale);
                 scale.store(scales.as_mut_ptr().add(at));
                 inverse.store(inverses.as_mut_ptr().add(at));
@@ -274,27 +239,17 @@ impl QuantizeForward {
                 }
                 cell = cell.next(input.tiles);
             }
-            // [group][scale, base, sum, integer sum]
-            let mut rows = [[0u32; 4]; TOGETHER];
+            let mut x_sums = [0f32; TOGETHER];
             for at in sixteens() {
                 let sum = combine_each::<S, IntegerSum>(sums.as_ptr().add(at));
-                let scale = S::Float::load(scales.as_ptr().add(at));
-                let parts = [
-                    S::bits_of_float(scale),
-                    S::bits_of_float(scale * S::Float::splat(-INTEGER_AS_FLOAT)),
-                    S::bits_of_float(scale * sum.to_float()),
-                    sum,
-                ];
-                store_interleaved::<S>(parts, rows.as_mut_ptr().add(at).cast());
+                (S::Float::load(scales.as_ptr().add(at)) * sum.to_float()).store(x_sums.as_mut_ptr().add(at));
             }
             let mut cell = first;
             for i in 0..count {
                 let place = (self.place(first_row, height, cell) - cell.row) * G + cell.row;
                 for group in 0..G {
-                    let [scale, base, sum, integers] = rows[i * G + group];
-                    let start = INTEGER_BITS.wrapping_sub((integers as i32).wrapping_mul(8));
-                    let [scale, base, sum] = [scale, base, sum].map(f32::from_bits);
-                    *input.scales.add(place + group * height) = RowScale { scale, base, sum, start };
+                    let (scale, sum) = (scales[i * G + group], x_sums[i * G + group]);
+                    *input.scales.add(place + group * height) = RowScale { scale, sum };
                 }
                 cell = cell.next(input.tiles);
             }
@@ -342,21 +297,6 @@ impl Cell {
     #[inline(always)]
     fn next(self, tiles: usize) -> Self {
         if self.tile + 1 == tiles { Cell { row: self.row + 1, tile: 0 } } else { Cell { tile: self.tile + 1, ..self } }
-    }
-}
-
-/// Stores 32-bit part i of the four vectors as four neighbours, for each i.
-///
-/// # Safety
-/// `to` points to four writable vectors.
-#[inline(always)]
-unsafe fn store_interleaved<S: IntegerSimd>([a, b, c, d]: [S; 4], to: *mut u8) {
-    let ((ab, ab_high), (cd, cd_high)) = (a.interleave_32(b), c.interleave_32(d));
-    let ((first, second), (third, fourth)) = (ab.interleave_64(cd), ab_high.interleave_64(cd_high));
-    // Lane L of each has the parts 4L, 4L + 1, ...: lanes become vectors.
-    for (i, vector) in S::transpose_lanes([first, second, third, fourth]).into_iter().enumerate() {
-        // SAFETY: passed on.
-        unsafe { vector.store(to.add(64 * i)) };
     }
 }
 

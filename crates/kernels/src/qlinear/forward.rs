@@ -1,11 +1,12 @@
 //! `Y = X·Wᵀ`. A task is one column tile of one output for one block of rows and one part of k: it unpacks a panel
 //! of tiles at a time and runs all its row tiles through it; between panels the sums lie in a contiguous block.
 //!
-//! For every scale group, in order: `y += (x_scale · Σ code·x) · scale`, then `y += x_sum · offset`, with
-//! centred codes, `offset = bias + centre·scale`, and `x_sum` the sum of the *quantized* x (with the exact sum
-//! the error would be that of `scale·code` instead of that of the weight, some three times larger).
+//! For every scale group, in order: `y += (x_scale · Σ code·x) · scale`, then `y += x_sum · bias`, with codes as they
+//! are stored and `x_sum` the sum of the *quantized* x (with the exact sum the error would be that of `scale·code`
+//! instead of that of the weight, some three times larger). Sums of integers start from zero, the one value that costs
+//! no register: from any other, the stores of the group before delay the first products by a tenth of the time.
 
-use super::activations::{ForwardInput, INTEGER_BITS, PANEL_TILES, ROWS, RowScale, first_cell, row_tile_height};
+use super::activations::{ForwardInput, PANEL_TILES, ROWS, RowScale, first_cell, row_tile_height};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::straight::Straight;
@@ -15,11 +16,14 @@ use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a block at most, besides the few that a last block takes on: its outputs are 64 KiB.
-pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
+pub(super) const BLOCK_ROWS: usize = 44 * ROWS;
 /// Rows that the block of a worker has room for.
 const BLOCK_ROOM: usize = BLOCK_ROWS + 2 * ROWS;
-/// Quantized input beyond this is fetched ahead of its use.
-const AHEAD_BYTES: usize = 400 << 10;
+/// Panels in which the rows of Y are fetched ahead of their use.
+const FETCHING_PANELS: usize = 4;
+/// Steps of the inner loops that follow each other without a branch: every group has a multiple of it. The exit of a loop
+/// that is left often is a jump that the processor may guess wrong.
+pub(super) const UNROLLED: usize = 4;
 /// Bytes of panel memory: four i16 panels, or two f32 panels.
 const PANEL_BYTES: usize = PANEL_TILES * PANEL_I16;
 const _: () = assert!(PANEL_BYTES >= EXACT_TILES * PANEL_F32);
@@ -109,6 +113,8 @@ impl ForwardTask<'_> {
             let row_of_tiles = self.matrix.tiles().as_ptr().add(first_tile * tile_bytes);
             let zeros = [0f32; TILE];
             let panels = tiles.div_ceil(PANEL_TILES);
+            // Y is fetched in the panels before the last, which may be too narrow to hide it.
+            let fetching = panels.saturating_sub(FETCHING_PANELS + 1)..(panels - 1).max(1);
             // The tiles of the next panel are fetched a few lines with each row tile of this one.
             let prefetch_lines = (PANEL_TILES * tile_bytes / VECTOR).div_ceil(self.rows.div_ceil(ROWS));
             for p in 0..panels {
@@ -119,16 +125,18 @@ impl ForwardTask<'_> {
                 for t in 0..in_panel {
                     let tile = row_of_tiles.add((p * PANEL_TILES + t) * tile_bytes);
                     S::call(UnpackForward { format, tile, small, out: panel.add(t * panel_tile) });
-                    unpack::scales::<S>(&format, tile, true, scales.add(t * group_floats));
+                    unpack::scales::<S>(&format, tile, format.raise(), scales.add(t * group_floats));
                 }
                 let mut row = 0;
                 while row < self.rows {
                     let height = row_tile_height(self.input.rows, self.first_row + row);
                     let cell = first_cell(self.input.rows, tiles, p, self.first_row + row);
                     let y = self.y.add((self.first_row + row) * self.y_stride + self.row_tile * TILE);
-                    if whole && p == panels.saturating_sub(2) {
-                        // Not in the last panel, which may be too narrow to hide it.
-                        for line in 0..height * ACROSS {
+                    if whole && fetching.contains(&p) {
+                        // A few lines with each panel: more would wait for each other.
+                        let lines = height * ACROSS;
+                        let (part, parts) = (p - fetching.start, fetching.len());
+                        for line in lines * part / parts..lines * (part + 1) / parts {
                             S::prefetch(y.wrapping_add(line / ACROSS * self.y_stride + line % ACROSS * LANES).cast());
                         }
                     }
@@ -169,9 +177,6 @@ impl ForwardTask<'_> {
                         sums: block.add(row * TILE),
                         to: if to_y { y } else { block.add(row * TILE) },
                         to_stride: if to_y { self.y_stride } else { TILE },
-                        offsets: !self.matrix.symmetric(),
-                        ahead: S::Float::MANY_REGISTERS
-                            && self.input.rows * tiles * self.input.cell_bytes > AHEAD_BYTES,
                     };
                     match (small, format.wide) {
                         (false, false) => dots.all::<S, false, false>(),
@@ -195,7 +200,7 @@ impl ForwardTask<'_> {
             let row_of_tiles = self.matrix.tiles().as_ptr().add(self.row_tile * k.div_ceil(TILE) * tile_bytes);
             for t in 0..k.div_ceil(TILE) {
                 let tile = row_of_tiles.add(t * tile_bytes);
-                unpack::scales::<S>(&format, tile, false, scales);
+                unpack::scales::<S>(&format, tile, 0.0, scales);
                 S::call(UnpackExact { format, tile, scales, out: panel.cast(), transposed: false });
                 FloatDots {
                     depth: TILE.min(k - t * TILE),
@@ -298,7 +303,7 @@ struct Dots {
     groups: usize,
     integers: *const u8,
     panel: *const u8,
-    /// [tile][group][scale, offset][64]
+    /// [tile][group][scale, bias][64]
     scales: *const f32,
     /// [tile][group][height]
     x_scales: *const RowScale,
@@ -311,9 +316,6 @@ struct Dots {
     /// Where the sums of the last group go, rows `to_stride` floats apart.
     to: *mut f32,
     to_stride: usize,
-    offsets: bool,
-    /// The integers of the next row tile are fetched: worth it where they come from the end of a full cache.
-    ahead: bool,
 }
 
 impl Dots {
@@ -381,42 +383,42 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
             for tile in 0..d.tiles {
                 for group in 0..d.groups {
                     let mut sums = [[S::zero(); NV]; MR];
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        *sums = [S::splat_i32(start_of::<SMALL, WIDE>(&*x_scales.add(r))); NV];
-                    }
                     let x = integers.add(group * 4 * steps);
-                    if d.ahead {
-                        // As much of the next row tile, which follows in memory.
-                        let ahead = integers.wrapping_add(MR * cell_bytes * d.tiles + group * MR * 4 * steps);
-                        for line in 0..(MR * 4 * steps).div_ceil(VECTOR) {
-                            S::prefetch_near(ahead.wrapping_add(line * VECTOR));
-                        }
-                    }
-                    for step in 0..steps {
-                        let mut codes = [S::zero(); NV];
-                        for (v, codes) in codes.iter_mut().enumerate() {
-                            *codes = S::load(panel.add(step * PANEL_ROW + v * VECTOR));
-                        }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let x = S::splat_i32(x.add(r * cell_bytes + step * 4).cast::<i32>().read_unaligned());
-                            for (sum, codes) in sums.iter_mut().zip(&codes) {
-                                *sum = if SMALL { sum.dot_u8::<WIDE>(*codes, x) } else { sum.dot_i16(*codes, x) };
-                            }
+                    let unrolled = if S::Float::MANY_REGISTERS { UNROLLED } else { 1 };
+                    for step in (0..steps).step_by(unrolled) {
+                        let (x, panel) = (x.add(4 * step), panel.add(step * PANEL_ROW));
+                        dot_step::<S, MR, NV, SMALL, WIDE>(&mut sums, x, panel, cell_bytes);
+                        if S::Float::MANY_REGISTERS {
+                            dot_step::<S, MR, NV, SMALL, WIDE>(&mut sums, x.add(4), panel.add(PANEL_ROW), cell_bytes);
+                            dot_step::<S, MR, NV, SMALL, WIDE>(
+                                &mut sums,
+                                x.add(8),
+                                panel.add(2 * PANEL_ROW),
+                                cell_bytes,
+                            );
+                            dot_step::<S, MR, NV, SMALL, WIDE>(
+                                &mut sums,
+                                x.add(12),
+                                panel.add(3 * PANEL_ROW),
+                                cell_bytes,
+                            );
                         }
                     }
                     keep_out_of_registers();
                     let last = tile + 1 == d.tiles && group + 1 == d.groups;
                     let (to, to_stride) = if last { (d.to, d.to_stride) } else { (d.sums, TILE) };
+                    // Loaded once: sums leave registers row by row, and reading is what this part waits for.
+                    let mut w_scales = [S::Float::zero(); NV];
+                    for (v, scale) in w_scales.iter_mut().enumerate() {
+                        *scale = S::Float::load(scales.add(v * LANES));
+                    }
                     for (r, sums) in sums.iter().enumerate() {
-                        let row = x_scales.add(r);
-                        let x_sum = S::Float::splat((*row).sum);
+                        let row = *x_scales.add(r);
+                        let (x_scale, x_sum) = (S::Float::splat(row.scale), S::Float::splat(row.sum));
                         for (v, sum) in sums.iter().enumerate() {
-                            let mut y = S::Float::load(from.add(r * from_stride + v * LANES));
-                            let scale = S::Float::load(scales.add(v * LANES));
-                            y = scaled::<S, SMALL, WIDE>(*sum, row).mul_add(scale, y);
-                            if d.offsets {
-                                y = x_sum.mul_add(S::Float::load(scales.add(TILE + v * LANES)), y);
-                            }
+                            let y = S::Float::load(from.add(r * from_stride + v * LANES));
+                            let y = (sum.to_float() * x_scale).mul_add(w_scales[v], y);
+                            let y = x_sum.mul_add(S::Float::load(scales.add(TILE + v * LANES)), y);
                             y.store(to.add(r * to_stride + v * LANES));
                         }
                     }
@@ -431,35 +433,25 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
     }
 }
 
-/// Whether a sum of products with the codes may reach 2^22 and must be converted by an instruction of its own.
-pub(super) const fn is_long(small: bool, wide: bool) -> bool {
-    wide && !small
-}
-
-/// What the sums of a row start from: stored codes exceed centred ones by 8 or 128, so minus that times the sum of
-/// x, and [`INTEGER_BITS`] unless the sums are long.
+/// Adds the products of one panel row and four bytes of every row of x, rows `row_bytes` apart.
 #[inline(always)]
-pub(super) fn start_of<const SMALL: bool, const WIDE: bool>(row: &RowScale) -> i32 {
-    if !WIDE {
-        return row.start;
-    }
-    let start = row.start.wrapping_sub(INTEGER_BITS) << 4;
-    if is_long(SMALL, WIDE) { start } else { start.wrapping_add(INTEGER_BITS) }
-}
-
-/// A sum times the scale of its row: the same bits either way, since the sum is exact as a float.
-#[inline(always)]
-pub(super) unsafe fn scaled<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(
-    sum: S,
-    row: *const RowScale,
-) -> S::Float {
-    // SAFETY: the caller names a row.
+unsafe fn dot_step<S: IntegerSimd, const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool>(
+    sums: &mut [[S; NV]; MR],
+    x: *const u8,
+    panel: *const u8,
+    row_bytes: usize,
+) {
+    // SAFETY: the caller names a step inside the panel and the rows.
     unsafe {
-        let scale = S::Float::splat((*row).scale);
-        if is_long(SMALL, WIDE) {
-            sum.to_float() * scale
-        } else {
-            sum.bits_as_float().mul_add(scale, S::Float::splat((*row).base))
+        let mut codes = [S::zero(); NV];
+        for (v, codes) in codes.iter_mut().enumerate() {
+            *codes = S::load(panel.add(v * VECTOR));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let x = S::splat_i32(x.add(r * row_bytes).cast::<i32>().read_unaligned());
+            for (sum, codes) in sums.iter_mut().zip(&codes) {
+                *sum = if SMALL { sum.dot_u8::<WIDE>(*codes, x) } else { sum.dot_i16(*codes, x) };
+            }
         }
     }
 }

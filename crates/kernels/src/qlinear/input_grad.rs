@@ -9,17 +9,17 @@
 mod prepare;
 
 use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height};
-use super::forward::{FloatDots, UnpackExact};
+use super::forward::{FloatDots, UNROLLED, UnpackExact};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, ACROSS, GROUPS_MAX, PANEL_I8, PANEL_I16, PANEL_ROW, TileFormat, VECTOR};
 use crate::ops::{Carver, Precision, scratch_size};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd};
-use prepare::{ColumnSums, Fold, FoldGroups, PrepareFolds, UnpackInputGrad};
+use prepare::{ColumnSums, Fold, FoldTile, PrepareFolds, UnpackInputGrad};
 
 /// Rows of a block at most, besides the few that a last block takes on.
-pub(super) const BLOCK_ROWS: usize = 42 * ROWS;
+pub(super) const BLOCK_ROWS: usize = 44 * ROWS;
 /// Rows that the block of a worker has room for.
 const BLOCK_ROOM: usize = BLOCK_ROWS + 2 * ROWS;
 /// Tiles of W in a block of n.
@@ -35,7 +35,7 @@ pub(super) const fn worker_bytes() -> usize {
     scratch_size::<u8>(PANEL_BYTES)
         + scratch_size::<f32>(GROUPS_MAX * 2 * TILE)
         + scratch_size::<i16>(GROUPS_MAX * BLOCK)
-        + scratch_size::<i16>(GROUPS_MAX * ROWS * BLOCK)
+        + 2 * scratch_size::<i16>(GROUPS_MAX * ROWS * BLOCK)
         + scratch_size::<i32>(TILE)
         + scratch_size::<f32>(BLOCK_ROOM * TILE)
 }
@@ -85,8 +85,8 @@ struct Buffers {
     scales: *mut f32,
     /// [group][128]
     folds: *mut i16,
-    /// [group][row][128], i16 or u8
-    folded: *mut u8,
+    /// [group][row][128], i16 or u8: of the row tile at hand and of the next
+    folded: [*mut u8; 2],
     /// [64]
     column_sums: *mut i32,
     /// [rows, 64]
@@ -102,7 +102,7 @@ impl IntegerKernel for InputGradTask<'_> {
             panel: carver.take(PANEL_BYTES),
             scales: carver.take(GROUPS_MAX * 2 * TILE),
             folds: carver.take(GROUPS_MAX * BLOCK),
-            folded: carver.take::<i16>(GROUPS_MAX * ROWS * BLOCK).cast(),
+            folded: [(); 2].map(|()| carver.take::<i16>(GROUPS_MAX * ROWS * BLOCK).cast()),
             column_sums: carver.take(TILE),
             block: carver.take(BLOCK_ROOM * TILE),
         };
@@ -121,7 +121,11 @@ impl IntegerKernel for InputGradTask<'_> {
                     if !whole && self.accumulate {
                         self.copy_in::<S>(k, buffers.block);
                     }
-                    self.integer::<S>(&buffers, whole);
+                    if self.precision == Precision::A8 {
+                        self.integer::<S, true>(&buffers, whole);
+                    } else {
+                        self.integer::<S, false>(&buffers, whole);
+                    }
                     if !whole {
                         self.copy_out::<S>(k, buffers.block, false);
                     }
@@ -135,12 +139,11 @@ impl InputGradTask<'_> {
     /// The sums start from zero, or from dX when it is added to, and then the offsets; between blocks of n they lie
     /// in the block of the worker; those of the last go to dX. When the tile is not `whole`, the block stands for dX.
     #[inline(always)]
-    unsafe fn integer<S: IntegerSimd>(&self, buffers: &Buffers, whole: bool) {
+    unsafe fn integer<S: IntegerSimd, const SMALL: bool>(&self, buffers: &Buffers, whole: bool) {
         let summand = &self.summand;
         let format = TileFormat::new(summand.matrix.header());
         let input = &summand.input;
-        let small = self.precision == Precision::A8;
-        let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
+        let panel_tile = if SMALL { PANEL_I8 } else { PANEL_I16 };
         let blocks = input.blocks();
         let k = format.header.k_in;
         let tile_bytes = format.header.tile_bytes();
@@ -158,15 +161,15 @@ impl InputGradTask<'_> {
                     format,
                     tile: self.tile,
                     block,
-                    small,
+                    small: SMALL,
                     buffers,
                     factors: &mut factors,
                 });
                 for t in 0..width / TILE {
                     let tile = summand.tile(block * BLOCK_TILES + t, self.tile);
-                    S::call(UnpackInputGrad { format, tile, small, out: buffers.panel.add(t * panel_tile) });
+                    S::call(UnpackInputGrad { format, tile, small: SMALL, out: buffers.panel.add(t * panel_tile) });
                 }
-                if small {
+                if SMALL {
                     S::call(ColumnSums { width, buffers });
                 }
                 // The tiles of the next block are fetched a few lines with each row tile of this one.
@@ -174,21 +177,34 @@ impl InputGradTask<'_> {
                 let (mut line, mut next) = (0, summand.tile(next_tile, self.tile));
                 let from_dx = whole && self.accumulate && block == 0;
                 let to_dx = whole && block + 1 == blocks;
-                let mut row = 0;
+                let fold = |row: usize, tile: usize| Fold {
+                    height: row_tile_height(input.rows, self.first_row + row),
+                    width,
+                    integers: input.integers.add(input.place(block, self.first_row + row)),
+                    folds: buffers.folds,
+                    out: buffers.folded[tile % 2],
+                };
+                let mut folded = fold(0, 0);
+                S::call(FoldTile::<SMALL> { fold: folded, groups: format.groups });
+                let (mut row, mut row_tile) = (0, 0);
                 while row < self.rows {
                     let first_row = self.first_row + row;
-                    let height = row_tile_height(input.rows, first_row);
+                    let height = folded.height;
+                    let next_fold = if row + height < self.rows {
+                        fold(row + height, row_tile + 1)
+                    } else {
+                        Fold { height: 0, ..folded }
+                    };
                     let dx = self.dx.add(first_row * k + self.tile * TILE);
-                    if whole && (from_dx || !self.accumulate && block == blocks.saturating_sub(2)) {
-                        // What is read here is that of the next row tile; to be written: not in the last block,
-                        // which may be too narrow to hide it.
-                        let ahead = if from_dx { dx.wrapping_add(height * k) } else { dx };
-                        for row in 0..height {
-                            for v in 0..ACROSS {
-                                S::prefetch(ahead.wrapping_add(row * k + v * LANES).cast());
-                            }
+                    // What is read here is that of the next row tile; to be written: not in the last block, which may
+                    // be too narrow to hide it.
+                    let fetch = match (whole, from_dx) {
+                        (true, true) => Fetch { rows: next_fold.height, from: dx.wrapping_add(height * k), stride: k },
+                        (true, false) if !self.accumulate && block == blocks.saturating_sub(2) => {
+                            Fetch { rows: height, from: dx, stride: k }
                         }
-                    }
+                        _ => Fetch { rows: 0, from: dx, stride: k },
+                    };
                     for _ in 0..prefetch_lines {
                         if line == lines {
                             (line, next) = (0, next.wrapping_add((format.header.column_tiles() - 1) * tile_bytes));
@@ -196,8 +212,6 @@ impl InputGradTask<'_> {
                         S::prefetch(next);
                         (line, next) = (line + 1, next.wrapping_add(VECTOR));
                     }
-                    let integers = input.integers.add(input.place(block, first_row));
-                    let fold = Fold { height, width, small, integers, buffers };
                     let (offsets, offset_stride) = if summand.offsets.is_null() {
                         (zeros.as_ptr(), 0)
                     } else {
@@ -215,7 +229,9 @@ impl InputGradTask<'_> {
                     let dots = Dots {
                         groups: format.groups,
                         width,
-                        folded: buffers.folded,
+                        folded: folded.out,
+                        next_fold,
+                        fetch,
                         panel: buffers.panel,
                         column_sums: buffers.column_sums,
                         scales: input.scales.add(block * input.rows + first_row),
@@ -225,17 +241,11 @@ impl InputGradTask<'_> {
                         to,
                         to_stride,
                     };
-                    match format.groups {
-                        1 => S::call(FoldGroups::<1>(fold)),
-                        2 => S::call(FoldGroups::<2>(fold)),
-                        _ => S::call(FoldGroups::<4>(fold)),
+                    match format.wide && SMALL {
+                        false => dots.all::<S, SMALL, false>(height),
+                        true => dots.all::<S, SMALL, true>(height),
                     }
-                    match (small, format.wide) {
-                        (false, _) => dots.all::<S, false, false>(height),
-                        (true, false) => dots.all::<S, true, false>(height),
-                        (true, true) => dots.all::<S, true, true>(height),
-                    }
-                    row += height;
+                    (row, row_tile, folded) = (row + height, row_tile + 1, next_fold);
                 }
             }
         }
@@ -250,7 +260,7 @@ impl InputGradTask<'_> {
         unsafe {
             for t in 0..n.div_ceil(TILE) {
                 let tile = summand.tile(t, self.tile);
-                unpack::scales::<S>(&format, tile, false, buffers.scales);
+                unpack::scales::<S>(&format, tile, 0.0, buffers.scales);
                 let (scales, out) = (buffers.scales, buffers.panel.cast());
                 S::call(UnpackExact { format, tile, scales, out, transposed: true });
                 FloatDots {
@@ -322,12 +332,33 @@ enum Start {
     Sums { from: *const f32, stride: usize, offsets: *const f32, offset_stride: usize },
 }
 
-/// One folded row tile through one panel.
+/// Rows of 64 floats that are fetched beside the products.
+#[derive(Clone, Copy)]
+struct Fetch {
+    rows: usize,
+    from: *const f32,
+    stride: usize,
+}
+
+impl Fetch {
+    fn lines(&self) -> usize {
+        self.rows * ACROSS
+    }
+    #[inline(always)]
+    fn line<S: IntegerSimd>(&self, line: usize) {
+        S::prefetch(self.from.wrapping_add(line / ACROSS * self.stride + line % ACROSS * LANES).cast());
+    }
+}
+
+/// One folded row tile through one panel. Beside its products the next row tile is folded and floats are fetched, a
+/// little with each few steps: alone they would wait for the second-level cache.
 #[derive(Clone, Copy)]
 struct Dots {
     groups: usize,
     width: usize,
     folded: *const u8,
+    next_fold: Fold,
+    fetch: Fetch,
     panel: *const u8,
     column_sums: *const i32,
     /// [row]
@@ -348,6 +379,12 @@ impl Dots {
     unsafe fn all<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(self, height: usize) {
         // SAFETY: passed on; parts are inside the whole.
         unsafe {
+            if !beside_the_products::<S>(SMALL) {
+                S::call(FoldTile::<SMALL> { fold: self.next_fold, groups: self.groups });
+                for line in 0..self.fetch.lines() {
+                    self.fetch.line::<S>(line);
+                }
+            }
             if S::Float::MANY_REGISTERS {
                 match self.groups {
                     1 => self.rows_of::<S, SMALL, WIDE, 1>(height),
@@ -382,6 +419,8 @@ impl Dots {
         unsafe {
             Dots {
                 folded: self.folded.add((group * ROWS + row) * row_bytes),
+                next_fold: Fold { height: 0, ..self.next_fold },
+                fetch: Fetch { rows: 0, ..self.fetch },
                 panel: self.panel.add(v * VECTOR),
                 column_sums: self.column_sums.add(at),
                 scales: self.scales.add(row),
@@ -431,7 +470,6 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
         let d = self.0;
-        let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
         let steps = if SMALL { d.width / 4 } else { d.width / 2 };
         let mut sums = [[S::zero(); NV]; MR];
         // SAFETY: the panel and the folded rows have `steps` parts of four bytes.
@@ -444,20 +482,36 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     }
                 }
             }
-            for step in 0..steps {
-                let mut codes = [S::zero(); NV];
-                for (v, codes) in codes.iter_mut().enumerate() {
-                    *codes = S::load(d.panel.add(step * PANEL_ROW + v * VECTOR));
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for g in 0..G {
-                        let from = d.folded.add((g * ROWS + r) * row_bytes + step * 4);
-                        let z = S::splat_i32(from.cast::<i32>().read_unaligned());
-                        for v in g * NV / G..(g + 1) * NV / G {
-                            sums[v] =
-                                if SMALL { sums[v].dot_u8::<WIDE>(z, codes[v]) } else { sums[v].dot_i16(codes[v], z) };
+            let (mut folded, mut panel) = (d.folded, d.panel);
+            if beside_the_products::<S>(SMALL) {
+                let rounds = steps / UNROLLED;
+                let (units, lines) = (d.next_fold.units(), d.fetch.lines());
+                debug_assert!(units <= rounds);
+                let lines_each = lines.div_ceil(rounds);
+                let (mut line, mut sums_ahead) = (0, d.sums);
+                for round in 0..rounds {
+                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
+                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(4), panel.add(PANEL_ROW));
+                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(8), panel.add(2 * PANEL_ROW));
+                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(12), panel.add(3 * PANEL_ROW));
+                    (folded, panel) = (folded.add(4 * UNROLLED), panel.add(UNROLLED * PANEL_ROW));
+                    if round < units {
+                        d.next_fold.unit::<S, G, SMALL>(round);
+                    }
+                    if line < lines {
+                        for _ in 0..lines_each {
+                            d.fetch.line::<S>(line);
+                            line += 1;
                         }
                     }
+                    S::prefetch_near(sums_ahead.cast());
+                    S::prefetch_near(sums_ahead.wrapping_add(LANES).cast());
+                    sums_ahead = sums_ahead.wrapping_add(2 * LANES);
+                }
+            } else {
+                for _ in 0..steps {
+                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
+                    (folded, panel) = (folded.add(4), panel.add(PANEL_ROW));
                 }
             }
             // A start other than the sums is put there first: one pass that holds no second set of vectors, or the
@@ -487,6 +541,45 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(v * G / NV));
                     let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
                     sum.to_float().mul_add(factor, before).store(d.to.add(r * d.to_stride + v * LANES));
+                }
+            }
+        }
+    }
+}
+
+/// Whether the next row tile is folded between the products of this one: not where registers are few, nor where
+/// folding takes several (bytes).
+#[inline(always)]
+fn beside_the_products<S: IntegerSimd>(small: bool) -> bool {
+    S::Float::MANY_REGISTERS && !small
+}
+
+/// Adds the products of one panel row and four bytes of every folded row of each group.
+#[inline(always)]
+unsafe fn dot_step<
+    S: IntegerSimd,
+    const MR: usize,
+    const NV: usize,
+    const G: usize,
+    const SMALL: bool,
+    const WIDE: bool,
+>(
+    sums: &mut [[S; NV]; MR],
+    folded: *const u8,
+    panel: *const u8,
+) {
+    let row_bytes = if SMALL { BLOCK } else { 2 * BLOCK };
+    // SAFETY: the caller names a step inside the panel and the rows.
+    unsafe {
+        let mut codes = [S::zero(); NV];
+        for (v, codes) in codes.iter_mut().enumerate() {
+            *codes = S::load(panel.add(v * VECTOR));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for g in 0..G {
+                let z = S::splat_i32(folded.add((g * ROWS + r) * row_bytes).cast::<i32>().read_unaligned());
+                for v in g * NV / G..(g + 1) * NV / G {
+                    sums[v] = if SMALL { sums[v].dot_u8::<WIDE>(z, codes[v]) } else { sums[v].dot_i16(codes[v], z) };
                 }
             }
         }

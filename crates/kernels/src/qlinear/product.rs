@@ -18,6 +18,7 @@ use super::input_grad::{self, InputGradTask, Summand};
 use super::layout::TILE;
 use super::offsets::{GatherOffsets, OffsetSums};
 use super::packed::{PackedHeader, PackedMatrix};
+use crate::isa::Isa;
 use crate::ops::{Carver, OpsOptions, Precision, scratch_size};
 use crate::pool::Pool;
 use crate::simd::integer::dispatch;
@@ -28,8 +29,8 @@ pub(crate) const SUMMANDS_MAX: usize = 8;
 /// Row tiles whose gradients are prepared by one task: they share the offsets in the cache.
 const ROW_TILES_PER_TASK: usize = 7;
 
-/// Integers of a part at most: with 16 bits each, half of a 2 MiB cache.
-const PART_INTEGERS: usize = 1 << 19;
+/// Integers of a part at most: with 16 bits each, half of a 2 MiB cache; a whole block of rows of the widest part.
+const PART_INTEGERS: usize = forward::BLOCK_ROWS * PART_TILES * TILE;
 /// Tiles of a part of the common dimension at most. For the input gradient this is part of the numerical contract:
 /// the offsets of a part are summed and added before its products.
 const PART_TILES: usize = 32;
@@ -60,6 +61,11 @@ fn part_rows_max(tiles: usize) -> usize {
 /// Rows of each part when `rows` are cut into as few equal parts as possible.
 fn part_rows(rows: usize, tiles: usize) -> usize {
     rows.div_ceil(rows.div_ceil(part_rows_max(tiles))).next_multiple_of(ROWS)
+}
+
+/// Rows of a block: half of `most` for floats, which are twice as long as integers.
+fn block_rows(most: usize, precision: Precision) -> usize {
+    if precision == Precision::Exact { most / 2 } else { most }
 }
 
 /// How the rows of a part are shared out: blocks of equal size, the last one with up to three half row tiles more.
@@ -182,7 +188,12 @@ impl ForwardProduct {
     /// The promises of [`ForwardProduct::prepare`] still hold; the outputs are writable and overlap nothing.
     pub(crate) unsafe fn run(&self, pool: &Pool, outputs: &[ForwardOutput<'_>]) {
         let tiles = outputs.iter().map(|output| output.matrix.row_tiles()).sum::<usize>();
-        let blocks = RowBlocks::new(self.input.rows, tiles, self.options.threads, forward::BLOCK_ROWS);
+        let blocks = RowBlocks::new(
+            self.input.rows,
+            tiles,
+            self.options.threads,
+            block_rows(forward::BLOCK_ROWS, self.options.precision),
+        );
         let shared = Shared((*self, outputs));
         pool.run(tiles * blocks.count, &|task, worker| {
             let (product, outputs) = shared.get();
@@ -288,30 +299,91 @@ fn gradient_part_tiles(options: &OpsOptions, header: &PackedHeader) -> usize {
     }
 }
 
+/// A part of n of one summand.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    matrix: &'a PackedMatrix,
+    /// [rows, n_out]; null while scratch is counted.
+    dy: *const f32,
+    first_tile: usize,
+    tiles: usize,
+}
+
+/// Calls `run` with the parts of all summands in order, as many at once as have room in the cache together: they share
+/// the parallel loops, and each task adds them up where its tile of dX lies.
+fn for_parts<'a>(
+    options: &OpsOptions,
+    rows: usize,
+    summands: impl IntoIterator<Item = (&'a PackedMatrix, *const f32)>,
+    mut run: impl FnMut(&[Part<'a>]),
+) {
+    let columns_max = if options.precision == Precision::Exact { usize::MAX } else { PART_INTEGERS / rows };
+    let mut parts = [None; SUMMANDS_MAX];
+    let (mut count, mut columns) = (0, 0);
+    let mut flush = |parts: &[Option<Part<'a>>]| {
+        let Some(first) = parts.first().copied().flatten() else { return };
+        let whole: [Part<'a>; SUMMANDS_MAX] = std::array::from_fn(|i| parts.get(i).copied().flatten().unwrap_or(first));
+        run(&whole[..parts.len()]);
+    };
+    for (matrix, dy) in summands {
+        let tiles = matrix.row_tiles();
+        let in_part = gradient_part_tiles(options, &matrix.header());
+        for first_tile in (0..tiles).step_by(in_part) {
+            let tiles = in_part.min(tiles - first_tile);
+            if count == SUMMANDS_MAX || columns + tiles * TILE > columns_max {
+                flush(&parts[..count]);
+                (count, columns) = (0, 0);
+            }
+            parts[count] = Some(Part { matrix, dy, first_tile, tiles });
+            (count, columns) = (count + 1, columns + tiles * TILE);
+        }
+    }
+    flush(&parts[..count]);
+}
+
+/// Rows that are computed at once: those whose integers of the widest part stay in the cache.
+fn gradient_rows<'a>(options: &OpsOptions, rows: usize, matrices: impl IntoIterator<Item = &'a PackedMatrix>) -> usize {
+    let widest = matrices.into_iter().map(|matrix| gradient_part_tiles(options, &matrix.header())).max().unwrap_or(1);
+    if options.precision == Precision::Exact || rows == 0 { rows } else { part_rows(rows, widest).min(rows) }
+}
+
 /// Scratch of [`input_grad`] for `rows` rows of gradient.
 pub(crate) fn input_grad_scratch_bytes<'a>(
     options: &OpsOptions,
     rows: usize,
-    matrices: impl IntoIterator<Item = &'a PackedMatrix>,
+    matrices: impl IntoIterator<Item = &'a PackedMatrix> + Clone,
 ) -> usize {
-    let largest = matrices.into_iter().map(|matrix| gradient_scratch_bytes(options, rows, matrix)).max();
-    largest.unwrap_or(0) + options.threads.max(1) * input_grad::worker_bytes()
+    let rows = gradient_rows(options, rows, matrices.clone());
+    let mut largest = 0;
+    if rows > 0 && options.precision != Precision::Exact {
+        let summands = matrices.into_iter().map(|matrix| (matrix, std::ptr::null()));
+        for_parts(options, rows, summands, |parts| {
+            largest = largest.max(parts.iter().map(|part| part.scratch_bytes(rows)).sum());
+        });
+    }
+    largest + options.threads.max(1) * input_grad::worker_bytes()
 }
 
-/// Scratch of one part.
-fn gradient_scratch_bytes(options: &OpsOptions, rows: usize, matrix: &PackedMatrix) -> usize {
-    if options.precision == Precision::Exact {
-        return 0;
+impl Part<'_> {
+    fn columns(&self) -> usize {
+        self.tiles * TILE
     }
-    let header = matrix.header();
-    let columns = gradient_part_tiles(options, &header) * TILE;
-    let rows = rows.min(part_rows_max(columns / TILE));
-    let mut bytes = scratch_size::<i16>(rows * columns) + scratch_size::<f32>(rows * columns.div_ceil(BLOCK));
-    if !matrix.symmetric() {
-        let groups = header.column_tiles() * header.groups_per_tile();
-        bytes += scratch_size::<f32>(groups * columns) + scratch_size::<f32>(rows * groups);
+
+    /// Scale groups of a row of W.
+    fn groups(&self) -> usize {
+        let header = self.matrix.header();
+        header.column_tiles() * header.groups_per_tile()
     }
-    bytes
+
+    /// Scratch without that of the workers.
+    fn scratch_bytes(&self, rows: usize) -> usize {
+        let columns = self.columns();
+        let mut bytes = scratch_size::<i16>(rows * columns) + scratch_size::<f32>(rows * columns.div_ceil(BLOCK));
+        if !self.matrix.symmetric() {
+            bytes += scratch_size::<f32>(self.groups() * columns) + scratch_size::<f32>(rows * self.groups());
+        }
+        bytes
+    }
 }
 
 /// `dX = Σ dY·W` over the `(W, dY [rows, n_out])` of `inputs`; `dx` [rows, k] is overwritten, or added to.
@@ -329,139 +401,145 @@ pub(crate) unsafe fn input_grad(
     scratch: *mut u8,
 ) {
     assert!((1..=SUMMANDS_MAX).contains(&inputs.len()), "1 to {SUMMANDS_MAX} summands, not {}", inputs.len());
-    let widest = inputs.iter().map(|(matrix, _)| gradient_part_tiles(options, &matrix.header())).max().unwrap_or(1);
-    let part_rows = if options.precision == Precision::Exact { rows } else { part_rows(rows, widest) };
+    let part_rows = gradient_rows(options, rows, inputs.iter().map(|(matrix, _)| *matrix));
     let k = inputs[0].0.k_in();
-    for first_row in (0..rows).step_by(part_rows) {
+    for first_row in (0..rows).step_by(part_rows.max(1)) {
         let count = part_rows.min(rows - first_row);
         let mut accumulate = accumulate;
-        for (matrix, dy) in inputs {
-            let tiles = matrix.row_tiles();
-            let in_part = gradient_part_tiles(options, &matrix.header());
-            for first_tile in (0..tiles).step_by(in_part) {
-                let part = first_tile..tiles.min(first_tile + in_part);
-                // SAFETY: passed on; the rows are inside dy and dx.
-                unsafe {
-                    let (dy, dx) = (dy.add(first_row * matrix.n_out()), dx.add(first_row * k));
-                    input_grad_part(options, pool, count, matrix, part, dy, dx, accumulate, scratch);
-                }
-                accumulate = true;
-            }
-        }
+        // SAFETY: passed on; the rows are inside every dy and dx.
+        let summands = inputs.iter().map(|(matrix, dy)| (*matrix, unsafe { dy.add(first_row * matrix.n_out()) }));
+        for_parts(options, part_rows, summands, |parts| {
+            // SAFETY: as above.
+            unsafe { input_grad_parts(options, pool, count, parts, dx.add(first_row * k), accumulate, scratch) };
+            accumulate = true;
+        });
     }
 }
 
-/// Some rows and the part `tiles` of n of one summand.
-#[allow(clippy::too_many_arguments)]
-unsafe fn input_grad_part(
+/// Some rows and some parts of n.
+unsafe fn input_grad_parts(
     options: &OpsOptions,
     pool: &Pool,
     rows: usize,
-    matrix: &PackedMatrix,
-    tiles: Range<usize>,
-    dy: *const f32,
+    parts: &[Part<'_>],
     dx: *mut f32,
     accumulate: bool,
     scratch: *mut u8,
 ) {
     let mut carver = Carver::new(scratch);
     // SAFETY: passed on.
-    let summand = unsafe { prepare_gradient(options, pool, rows, matrix, tiles, dy, &mut carver) };
+    let summands = unsafe { prepare_gradients(options, pool, rows, parts, &mut carver) };
     let workers = carver.take::<u8>(0);
-    let column_tiles = matrix.header().column_tiles();
-    let blocks = RowBlocks::new(rows, column_tiles, options.threads, input_grad::BLOCK_ROWS);
+    let column_tiles = parts[0].matrix.header().column_tiles();
+    let blocks =
+        RowBlocks::new(rows, column_tiles, options.threads, block_rows(input_grad::BLOCK_ROWS, options.precision));
     let (precision, isa) = (options.precision, options.isa);
-    let shared = Shared((summand, dx, workers));
+    let shared = Shared((&summands[..parts.len()], dx, workers));
     pool.run(column_tiles * blocks.count, &|task, worker| {
-        let (summand, dx, workers) = shared.get();
+        let (summands, dx, workers) = shared.get();
         let (first_row, rows) = blocks.block(task / column_tiles);
-        // SAFETY: each task writes the columns of one tile in its rows, with the scratch of its worker.
-        unsafe {
-            let task = InputGradTask {
-                summand,
-                precision,
-                tile: task % column_tiles,
-                dx,
-                accumulate,
-                first_row,
-                rows,
-                scratch: workers.add(worker * input_grad::worker_bytes()),
-            };
-            dispatch(isa, task);
+        for (index, summand) in summands.iter().enumerate() {
+            // SAFETY: each task writes the columns of one tile in its rows, with the scratch of its worker.
+            unsafe {
+                let task = InputGradTask {
+                    summand: *summand,
+                    precision,
+                    tile: task % column_tiles,
+                    dx,
+                    accumulate: accumulate || index > 0,
+                    first_row,
+                    rows,
+                    scratch: workers.add(worker * input_grad::worker_bytes()),
+                };
+                dispatch(isa, task);
+            }
         }
     });
 }
 
-/// Quantizes a part of dY and multiplies it with the offsets of the weights.
-unsafe fn prepare_gradient<'a>(
+/// Quantizes the parts of dY and multiplies them with the offsets of the weights.
+unsafe fn prepare_gradients<'a>(
     options: &OpsOptions,
     pool: &Pool,
     rows: usize,
-    matrix: &'a PackedMatrix,
-    tiles: Range<usize>,
-    dy: *const f32,
+    parts: &[Part<'a>],
     carver: &mut Carver,
-) -> Summand<'a> {
-    let header = matrix.header();
-    let first_tile = tiles.start;
-    let input = GradientInput {
-        rows,
-        n: header.n_out.min(tiles.end * TILE) - first_tile * TILE,
-        tiles: tiles.len(),
-        integers: std::ptr::null_mut(),
-        scales: std::ptr::null_mut(),
-        integer_max: if options.precision == Precision::A8 { GRADIENT_A8_MAX } else { GRADIENT_A16_MAX },
-    };
-    if options.precision == Precision::Exact {
-        return Summand { matrix, first_tile, input, dy, offsets: std::ptr::null() };
-    }
-    let isa = options.isa;
-    let columns = input.tiles * TILE;
-    let (integers, scales) = (carver.take(rows * columns), carver.take(rows * input.blocks()));
-    let input = GradientInput { integers, scales, ..input };
-    let groups = header.column_tiles() * header.groups_per_tile();
-    let (mut offsets, mut sums) = (std::ptr::null_mut(), std::ptr::null_mut());
-    if !matrix.symmetric() {
-        offsets = carver.take::<f32>(groups * columns);
-        sums = carver.take::<f32>(rows * groups);
-        let shared = Shared(offsets);
-        pool.run(input.tiles, &|row_tile, _| {
-            let out = shared.get();
-            // SAFETY: each task writes the offsets of its own rows of W.
-            unsafe { dispatch(isa, GatherOffsets { matrix, first_tile, row_tile, out, columns }) }
-        });
-    }
-    // SAFETY: the part lies inside dy.
-    let shared = Shared((unsafe { dy.add(first_tile * TILE) }, input, offsets, sums));
-    let row_tiles = row_tile_count(rows);
-    pool.run(row_tiles.div_ceil(ROW_TILES_PER_TASK), &|task, _| {
-        let (dy, input, offsets, sums) = shared.get();
-        let row_tiles = task * ROW_TILES_PER_TASK..row_tiles.min((task + 1) * ROW_TILES_PER_TASK);
-        let dy_stride = header.n_out;
-        // SAFETY: each task writes the integers and sums of its own row tiles.
-        unsafe {
-            let row_maxima = matrix.row_maxima()[first_tile * TILE..].as_ptr();
-            for row_tile in row_tiles.clone() {
-                dispatch(isa, QuantizeGradient { dy, dy_stride, row_maxima, input, row_tile });
-            }
-            if !offsets.is_null() {
-                let first_row = row_tile_start(rows, row_tiles.start);
-                let last = row_tile_start(rows, row_tiles.end - 1);
-                let height = last + row_tile_height(rows, last) - first_row;
-                let sums = OffsetSums {
-                    dy,
-                    dy_stride,
-                    n: input.n,
-                    offsets,
-                    padded_n: columns,
-                    groups,
-                    first_row,
-                    height,
-                    out: sums,
-                };
-                dispatch(isa, sums);
+) -> [Summand<'a>; SUMMANDS_MAX] {
+    let exact = options.precision == Precision::Exact;
+    let mut offsets = [std::ptr::null_mut::<f32>(); SUMMANDS_MAX];
+    let summands: [Summand<'a>; SUMMANDS_MAX] = std::array::from_fn(|index| {
+        let part = parts[index.min(parts.len() - 1)];
+        let mut input = GradientInput {
+            rows,
+            n: part.matrix.n_out().min((part.first_tile + part.tiles) * TILE) - part.first_tile * TILE,
+            tiles: part.tiles,
+            integers: std::ptr::null_mut(),
+            scales: std::ptr::null_mut(),
+            integer_max: if options.precision == Precision::A8 { GRADIENT_A8_MAX } else { GRADIENT_A16_MAX },
+        };
+        let mut sums = std::ptr::null_mut();
+        if index < parts.len() && !exact {
+            input.integers = carver.take(rows * part.columns());
+            input.scales = carver.take(rows * input.blocks());
+            if !part.matrix.symmetric() {
+                offsets[index] = carver.take::<f32>(part.groups() * part.columns());
+                sums = carver.take::<f32>(rows * part.groups());
             }
         }
+        Summand { matrix: part.matrix, first_tile: part.first_tile, input, dy: part.dy, offsets: sums }
     });
-    Summand { matrix, first_tile, input, dy, offsets: sums }
+    if exact {
+        return summands;
+    }
+    let isa = options.isa;
+    let shared = Shared((parts, summands.as_ptr(), offsets));
+    if offsets.iter().any(|offsets| !offsets.is_null()) {
+        pool.run(parts.iter().map(|part| part.tiles).sum(), &|mut row_tile, _| {
+            let (parts, _, offsets) = shared.get();
+            let mut index = 0;
+            while row_tile >= parts[index].tiles {
+                row_tile -= parts[index].tiles;
+                index += 1;
+            }
+            let (part, out) = (&parts[index], offsets[index]);
+            if !out.is_null() {
+                let (matrix, first_tile, columns) = (part.matrix, part.first_tile, part.columns());
+                // SAFETY: each task writes the offsets of its own rows of W.
+                unsafe { dispatch(isa, GatherOffsets { matrix, first_tile, row_tile, out, columns }) }
+            }
+        });
+    }
+    let row_tiles = row_tile_count(rows);
+    // Few enough that all threads have some.
+    let in_task = row_tiles.div_ceil(2 * options.threads.max(1)).clamp(1, ROW_TILES_PER_TASK);
+    let tasks = row_tiles.div_ceil(in_task);
+    pool.run(parts.len() * tasks, &|task, _| {
+        let (parts, summands, offsets) = shared.get();
+        let index = task / tasks;
+        let row_tiles = task % tasks * in_task..row_tiles.min((task % tasks + 1) * in_task);
+        // SAFETY: there is a summand for each part; each task writes the integers and sums of its own row tiles.
+        unsafe { prepare_rows(isa, &parts[index], &*summands.add(index), offsets[index], row_tiles) }
+    });
+    summands
+}
+
+/// Quantizes some row tiles of one part and sums their products with the offsets.
+unsafe fn prepare_rows(isa: Isa, part: &Part<'_>, summand: &Summand<'_>, offsets: *const f32, row_tiles: Range<usize>) {
+    let (input, dy_stride) = (summand.input, part.matrix.n_out());
+    let rows = input.rows;
+    // SAFETY: the part lies inside dy.
+    unsafe {
+        let dy = part.dy.add(part.first_tile * TILE);
+        let row_maxima = part.matrix.row_maxima()[part.first_tile * TILE..].as_ptr();
+        for row_tile in row_tiles.clone() {
+            dispatch(isa, QuantizeGradient { dy, dy_stride, row_maxima, input, row_tile });
+        }
+        if !offsets.is_null() {
+            let first_row = row_tile_start(rows, row_tiles.start);
+            let last = row_tile_start(rows, row_tiles.end - 1);
+            let height = last + row_tile_height(rows, last) - first_row;
+            let (padded_n, groups, out) = (part.columns(), part.groups(), summand.offsets.cast_mut());
+            dispatch(isa, OffsetSums { dy, dy_stride, n: input.n, offsets, padded_n, groups, first_row, height, out });
+        }
+    }
 }

@@ -1,8 +1,7 @@
 //! `Y = X·Wᵀ` for one row, as in generation: codes go from the tile through registers into the dot products,
 //! without a panel. Gives the bits of the general path: integer sums are exact, float steps come in its order.
 
-use super::activations::{ForwardInput, PANEL_TILES, RowScale, first_cell};
-use super::forward::{scaled, start_of};
+use super::activations::{ForwardInput, PANEL_TILES, first_cell};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, ACROSS, GROUPS_MAX, TileFormat, VECTOR};
@@ -69,18 +68,16 @@ impl Straight<'_> {
                 let cell = first_cell(1, input.tiles, t / PANEL_TILES, 0) + t % PANEL_TILES;
                 let x = input.integers.add(cell * input.cell_bytes).cast_const();
                 let rows = input.scales.add(cell * G).cast_const();
-                let sums = dot::<S, WIDE, G>(tile, x, rows);
-                unpack::scales::<S>(format, tile, true, scales.as_mut_ptr());
+                let sums = dot::<S, WIDE, G>(tile, x);
+                unpack::scales::<S>(format, tile, format.raise(), scales.as_mut_ptr());
                 for (group, sums) in sums.iter().enumerate() {
-                    let row = rows.add(group);
-                    let x_sum = S::Float::splat((*row).sum);
+                    let row = *rows.add(group);
+                    let (x_scale, x_sum) = (S::Float::splat(row.scale), S::Float::splat(row.sum));
                     let scales = scales.as_ptr().add(group * 2 * TILE);
                     for (a, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
                         let scale = S::Float::load(scales.add(a * LANES));
-                        *y = scaled::<S, false, WIDE>(*sum, row).mul_add(scale, *y);
-                        if !self.matrix.symmetric() {
-                            *y = x_sum.mul_add(S::Float::load(scales.add(TILE + a * LANES)), *y);
-                        }
+                        let bias = S::Float::load(scales.add(TILE + a * LANES));
+                        *y = x_sum.mul_add(bias, (sum.to_float() * x_scale).mul_add(scale, *y));
                     }
                 }
                 tile = tile.add(tile_bytes);
@@ -100,19 +97,12 @@ impl Straight<'_> {
 
 /// Sums of one tile: [group][column vector].
 #[inline(always)]
-unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(
-    tile: *const u8,
-    x: *const u8,
-    rows: *const RowScale,
-) -> [[S; ACROSS]; G] {
+unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(tile: *const u8, x: *const u8) -> [[S; ACROSS]; G] {
     // Two chains of sums for each vector at least, or the latency of the instruction would show.
     let mut low = [[S::zero(); ACROSS]; G];
     let mut high = [S::zero(); ACROSS];
-    // SAFETY: the caller names a tile, a cell of 32 pairs, and a centre for each group.
+    // SAFETY: the caller names a tile and a cell of 32 pairs.
     unsafe {
-        for (group, low) in low.iter_mut().enumerate() {
-            *low = [S::splat_i32(start_of::<false, WIDE>(&*rows.add(group))); ACROSS];
-        }
         let quads = if WIDE { 16 } else { 8 };
         let mask = S::splat_i16(if WIDE { 0xff } else { 0xf });
         for quad in 0..quads {

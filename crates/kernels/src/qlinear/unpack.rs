@@ -52,17 +52,22 @@ impl TileFormat {
     pub(super) fn new(header: PackedHeader) -> Self {
         Self { header, wide: header.code_bits() == 8, groups: header.groups_per_tile() }
     }
+
+    /// What a bias misses, in scales, when codes stay as they are stored: nothing for codes of 4 and of 8 bits.
+    pub(super) fn raise(&self) -> f32 {
+        -self.header.stored_excess() as f32
+    }
 }
 
-/// Scales and biases of a tile to `out` [groups][2][64]; with `centred`, offsets `bias + centre·scale` for biases.
+/// Scales of a tile and `bias + raise·scale` to `out` [groups][2][64].
 ///
 /// # Safety
 /// `tile` points to a tile of this format, `out` to groups·128 writable floats.
 #[inline(always)]
-pub(super) unsafe fn scales<S: IntegerSimd>(format: &TileFormat, tile: *const u8, centred: bool, out: *mut f32) {
+pub(super) unsafe fn scales<S: IntegerSimd>(format: &TileFormat, tile: *const u8, raise: f32, out: *mut f32) {
     let header = &format.header;
     let step = 16 * header.scale_type.bytes();
-    let centre = S::Float::splat(header.centre());
+    let raise = S::Float::splat(raise);
     // SAFETY: the scales follow the codes, two times 64 values a group.
     unsafe {
         let from = tile.add(header.code_bytes());
@@ -71,8 +76,7 @@ pub(super) unsafe fn scales<S: IntegerSimd>(format: &TileFormat, tile: *const u8
                 let scale = S::load_scales(header.scale_type, from.add((group * 8 + v) * step));
                 let bias = S::load_scales(header.scale_type, from.add((group * 8 + 4 + v) * step));
                 scale.store(out.add(group * 2 * TILE + 16 * v));
-                let offset = if centred { scale.mul_add(centre, bias) } else { bias };
-                offset.store(out.add(group * 2 * TILE + TILE + 16 * v));
+                scale.mul_add(raise, bias).store(out.add(group * 2 * TILE + TILE + 16 * v));
             }
         }
     }

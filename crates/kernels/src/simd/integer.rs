@@ -66,8 +66,6 @@ pub(crate) trait IntegerSimd: Copy {
     fn from_float(value: Self::Float) -> Self;
     /// The same bits seen as floats.
     fn bits_as_float(self) -> Self::Float;
-    /// The bits of floats.
-    fn bits_of_float(value: Self::Float) -> Self;
     /// Lane-wise maximum of `self` and the bits of `|value|`, as unsigned integers: unlike a float maximum
     /// it lets no NaN pass, as every NaN is larger than infinity, which is larger than every number.
     fn max_magnitude(self, value: Self::Float) -> Self;

@@ -249,10 +249,6 @@ impl<const BYTES: u8> IntegerSimd for NeonInteger<BYTES> {
         Neon(four!(i => unsafe { vreinterpretq_f32_s32(self.0[i]) }))
     }
     #[inline(always)]
-    fn bits_of_float(value: Neon) -> Self {
-        Self(four!(i => unsafe { vreinterpretq_s32_f32(value.0[i]) }))
-    }
-    #[inline(always)]
     fn max_magnitude(self, value: Neon) -> Self {
         Self(four!(i => unsafe {
             let magnitude = vandq_u32(vreinterpretq_u32_f32(value.0[i]), vdupq_n_u32(i32::MAX as u32));

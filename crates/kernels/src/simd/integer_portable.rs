@@ -167,10 +167,6 @@ impl IntegerSimd for PortableInteger {
         Portable(self.0.map(|x| f32::from_bits(x as u32)))
     }
     #[inline(always)]
-    fn bits_of_float(value: Portable) -> Self {
-        Self(value.0.map(|x| x.to_bits() as i32))
-    }
-    #[inline(always)]
     fn max_magnitude(self, value: Portable) -> Self {
         Self(from_fn(|i| (self.0[i] as u32).max(value.0[i].to_bits() & 0x7fff_ffff) as i32))
     }

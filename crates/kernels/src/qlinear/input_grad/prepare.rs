@@ -104,47 +104,71 @@ impl IntegerKernel for ColumnSums<'_> {
     }
 }
 
-/// Folds the scales of every group into the integers of one row tile.
+/// Folds the scales of every group into the integers of one row tile, a unit of 64 integers of one row after the other.
 #[derive(Clone, Copy)]
-pub(super) struct Fold<'a> {
+pub(super) struct Fold {
     pub(super) height: usize,
     pub(super) width: usize,
-    pub(super) small: bool,
+    /// [height, width]
     pub(super) integers: *const i16,
-    pub(super) buffers: &'a Buffers,
+    /// [group][128]
+    pub(super) folds: *const i16,
+    /// [group][row][128], i16 or u8
+    pub(super) out: *mut u8,
 }
 
-pub(super) struct FoldGroups<'a, const G: usize>(pub(super) Fold<'a>);
+impl Fold {
+    /// Integers of a unit: i16 of two vectors.
+    const UNIT: usize = 64;
 
-impl<const G: usize> IntegerKernel for FoldGroups<'_, G> {
+    #[inline(always)]
+    pub(super) fn units(&self) -> usize {
+        self.height * self.width / Self::UNIT
+    }
+
+    /// Folds unit `unit` of [`Fold::units`].
+    #[inline(always)]
+    pub(super) unsafe fn unit<S: IntegerSimd, const G: usize, const SMALL: bool>(&self, unit: usize) {
+        // A row has one unit or two; rows of the outcome have room for two.
+        let two = self.width / Self::UNIT - 1;
+        // SAFETY: the caller names a unit; width is 64 or 128.
+        unsafe {
+            let from = self.integers.add(unit * Self::UNIT).cast::<u8>();
+            let (a, b) = (S::load(from), S::load(from.add(VECTOR)));
+            let folds = self.folds.add((unit & two) * Self::UNIT);
+            let place = (unit << (1 - two)) * Self::UNIT;
+            for group in 0..G {
+                let folds = folds.add(group * BLOCK).cast::<u8>();
+                let (a, b) = (a.multiply_round_i16(S::load(folds)), b.multiply_round_i16(S::load(folds.add(VECTOR))));
+                let place = group * ROWS * BLOCK + place;
+                if SMALL {
+                    a.pack_i8(b).xor(S::splat_i8(-128)).store(self.out.add(place));
+                } else {
+                    a.store(self.out.add(2 * place));
+                    b.store(self.out.add(2 * place + VECTOR));
+                }
+            }
+        }
+    }
+}
+
+/// All units of a row tile.
+pub(super) struct FoldTile<const SMALL: bool> {
+    pub(super) fold: Fold,
+    pub(super) groups: usize,
+}
+
+impl<const SMALL: bool> IntegerKernel for FoldTile<SMALL> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
-        // i16 of two vectors.
-        const STEP: usize = 64;
-        let f = self.0;
-        let raise = S::splat_i8(-128);
-        // SAFETY: width is 64 or 128, a multiple of the step.
+        // SAFETY: passed on.
         unsafe {
-            for at in (0..f.width).step_by(STEP) {
-                let mut folds = [[S::zero(); 2]; G];
-                for (group, folds) in folds.iter_mut().enumerate() {
-                    let from = f.buffers.folds.add(group * BLOCK + at).cast::<u8>();
-                    *folds = [S::load(from), S::load(from.add(VECTOR))];
-                }
-                for row in 0..f.height {
-                    let from = f.integers.add(row * f.width + at).cast::<u8>();
-                    let (a, b) = (S::load(from), S::load(from.add(VECTOR)));
-                    for (group, folds) in folds.iter().enumerate() {
-                        let (a, b) = (a.multiply_round_i16(folds[0]), b.multiply_round_i16(folds[1]));
-                        let place = (group * ROWS + row) * BLOCK + at;
-                        if f.small {
-                            a.pack_i8(b).xor(raise).store(f.buffers.folded.add(place));
-                        } else {
-                            a.store(f.buffers.folded.add(2 * place));
-                            b.store(f.buffers.folded.add(2 * place + VECTOR));
-                        }
-                    }
+            for unit in 0..self.fold.units() {
+                match self.groups {
+                    1 => self.fold.unit::<S, 1, SMALL>(unit),
+                    2 => self.fold.unit::<S, 2, SMALL>(unit),
+                    _ => self.fold.unit::<S, 4, SMALL>(unit),
                 }
             }
         }
