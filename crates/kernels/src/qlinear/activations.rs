@@ -275,7 +275,7 @@ impl QuantizeForward {
             for (v, value) in values.iter_mut().enumerate() {
                 if ahead {
                     // The same columns of the next row.
-                    S::prefetch(from.wrapping_add(self.x_stride + LANES * v).cast());
+                    S::prefetch_near(from.wrapping_add(self.x_stride + LANES * v).cast());
                 }
                 if whole || tile * TILE + LANES * v < self.columns {
                     *value = S::Float::load(from.add(LANES * v));
@@ -416,7 +416,7 @@ impl QuantizeGradient {
             let dy = if column + LANES <= self.input.n {
                 if ahead {
                     // The same columns of the next row.
-                    S::prefetch(from.wrapping_add(self.dy_stride).cast());
+                    S::prefetch_near(from.wrapping_add(self.dy_stride).cast());
                 }
                 S::Float::load(from)
             } else if column < self.input.n {
