@@ -32,7 +32,7 @@ pub use error::FormatError;
 pub use gguf::GgufTokenizer;
 pub use load::{
     CacheMode, CacheReport, LoadOptions, LoadProgress, LoadStage, LoadedModel, LoadedTensor, load_model,
-    map_through_file,
+    map_through_file, model_content_hash,
 };
 pub use model_source::{SourceDescription, TokenizerSource, format_names};
 pub use rewrite::{ModelRewrite, RewriteOptions, WrittenWeights};

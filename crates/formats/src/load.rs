@@ -123,6 +123,11 @@ pub fn load_model(
     })
 }
 
+/// [`LoadedModel::content_hash`] of the model at `path`. Reads all of it, unless a cache of it knows.
+pub fn model_content_hash(path: &Path, progress: &mut dyn FnMut(&LoadProgress)) -> Result<String, FormatError> {
+    cache::identify(&model_source::open(path)?, progress)
+}
+
 /// Writes tensors one by one into a new packed file at `path` and gives them back mapped from it, so that no more than
 /// one is in memory at a time. For models that no file describes.
 pub fn map_through_file(

@@ -44,7 +44,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     model.release_mapped();
     let program = ResidentBytes { anonymous_bytes: status("RssAnon"), mapped_bytes: status("RssFile") + (2 << 20) };
     let ops = OpsOptions { threads, ..OpsOptions::default() };
-    let request = PlanRequest { ops, budget_bytes: budget, program, ..PlanRequest::new(&spec, tokens_max) };
+    let request =
+        PlanRequest { ops, budget_bytes: budget, program: program.into(), ..PlanRequest::new(&spec, tokens_max) };
     let planned = plan_step(&model, &request)?;
     println!("{}", planned.options.memory);
     for (name, bytes) in &planned.plan.items {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kernels::{CountingAllocator, Isa, OpsOptions, Precision};
 use model::{
     AdapterSpec, AdapterWeights, BoundaryType, MemoryChoice, Model, ModelConfig, ModelError, NecessaryWork,
-    PlanRequest, PlannedStep, Prefix, Projection, ResidentBytes, SelectRows, StepOptions, SyntheticPlace,
+    PlanRequest, PlannedStep, Prefix, ProgramBytes, Projection, ResidentBytes, SelectRows, StepOptions, SyntheticPlace,
     SyntheticWeights, TrainingSession, WeightsPlace, plan_step, synthetic_model, work_shares,
 };
 use serde_json::json;
@@ -153,7 +153,7 @@ fn a_plan_with_given_boundaries_keeps_them_and_bad_requests_are_named() {
     let planned = plan_step(&model, &halves).expect("no budget");
     assert_eq!(planned.options.memory.boundaries, BoundaryType::Bfloat16);
     let program = ResidentBytes { anonymous_bytes: 10 << 20, mapped_bytes: 5 << 20 };
-    let with_program = plan_step(&model, &PlanRequest { program, ..halves }).expect("no budget");
+    let with_program = plan_step(&model, &PlanRequest { program: program.into(), ..halves }).expect("no budget");
     assert_eq!(with_program.peak.total(), planned.peak.total() + (15 << 20));
 
     let refused = |request: PlanRequest| plan_step(&model, &request).expect_err("refused").to_string();
@@ -307,6 +307,43 @@ fn shares_of_necessary_work_follow_the_formulas() {
     assert!(shares.macs < shares.macs_full / 2);
 }
 
+/// A program that takes more the larger the adapter is, and much for each token once a block below is frozen.
+#[test]
+fn what_is_named_when_nothing_fits_does_fit_and_a_little_more_does_not() {
+    let model = synthetic(SyntheticPlace::Planned);
+    let whole = spec();
+    let end = whole.blocks.end;
+    let program = ProgramBytes {
+        fixed: ResidentBytes { anonymous_bytes: 10 << 20, mapped_bytes: 5 << 20 },
+        per_adapter_value: 24,
+        per_token_above_frozen: 4096,
+        varies: 1 << 20,
+    };
+    // In a process that has taken all that it may vary by.
+    let later = ProgramBytes { fixed: ResidentBytes { mapped_bytes: 6 << 20, ..program.fixed }, ..program };
+    let within = |spec: &AdapterSpec, tokens: usize, budget: Option<u64>, program: ProgramBytes| {
+        let request = PlanRequest { ops: ops(), budget_bytes: budget, program, ..PlanRequest::new(spec, tokens) };
+        plan_step(&model, &request)
+    };
+    let needed = |spec: &AdapterSpec, tokens: usize| match within(spec, tokens, Some(1), program) {
+        Err(ModelError::NothingFits { needed_bytes, .. }) => needed_bytes,
+        other => panic!("{other:?}"),
+    };
+    let last = |blocks: usize| AdapterSpec { blocks: end - blocks..end, ..whole.clone() };
+    let (most, least) = (needed(&whole, 256) - 1, needed(&whole, 100));
+    let budgets = [most, (most + least) / 2, least];
+    for budget in budgets {
+        let error = within(&whole, 256, Some(budget), program).expect_err("too little");
+        let ModelError::NothingFits { tokens_that_fit, blocks_that_fit, .. } = error else { panic!("{error}") };
+        let fits = |spec: &AdapterSpec, tokens: usize| within(spec, tokens, Some(budget), later).is_ok();
+        let tokens = tokens_that_fit.expect("short ones fit");
+        assert!(fits(&whole, tokens) && !fits(&whole, tokens + 1), "{budget} bytes: {tokens} tokens");
+        let fitting: Vec<usize> = (1..end).filter(|&blocks| fits(&last(blocks), 256)).collect();
+        assert_eq!(blocks_that_fit, fitting.last().copied(), "{budget} bytes");
+    }
+    assert!(needed(&last(end - 1), 256) > needed(&whole, 256), "one block less can take more");
+}
+
 /// Planned peaks in bytes, resident and streamed, of rank 8 on q and v of all blocks at 1024 tokens.
 fn planned_peaks(config: serde_json::Value, budgets: [u64; 2]) -> [PlannedStep; 2] {
     let config = ModelConfig::from_json(&config).expect("a valid configuration");
@@ -322,7 +359,7 @@ fn planned_peaks(config: serde_json::Value, budgets: [u64; 2]) -> [PlannedStep; 
             ops: OpsOptions { threads: 2, ..ops() },
             budget_bytes: Some(budget),
             weights: Some([WeightsPlace::Resident, WeightsPlace::Streamed][index]),
-            program,
+            program: program.into(),
             ..PlanRequest::new(&spec, 1024)
         };
         plan_step(&model, &request).expect("a plan within the budget")

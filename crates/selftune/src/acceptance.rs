@@ -31,12 +31,20 @@ pub struct Candidate<'a> {
 /// The file in the run folder.
 const FILE: &str = "acceptance.json";
 
+/// How a run was judged at its end; none if it was not.
+pub fn of_run(run: &RunFolder) -> Result<Option<Acceptance>, Failure> {
+    let path = run.path().join(FILE);
+    let judged = train::read_own_text(&path)
+        .map_err(anyhow::Error::new)
+        .and_then(|text| text.map(|text| Ok(serde_json::from_str(&text)?)).transpose());
+    judged.bad_input(format!("cannot use {}: remove it, and the run is judged anew", path.display()))
+}
+
 /// Judges a trained adapter on the held-out records, keeps it if it is accepted, and says which adapter is in use. A run
 /// is judged once; `None` if the user stopped it before the end.
 pub fn conclude(candidate: &Candidate, terminal: &Terminal) -> Result<Option<Acceptance>, Failure> {
     let path = candidate.run.path().join(FILE);
-    if let Ok(text) = std::fs::read_to_string(&path) {
-        let before: Acceptance = serde_json::from_str(&text).bad_input(format!("cannot use {}", path.display()))?;
+    if let Some(before) = of_run(candidate.run)? {
         show(&before, "", terminal);
         return Ok(Some(before));
     }

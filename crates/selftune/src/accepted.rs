@@ -72,30 +72,67 @@ pub fn versions(name: &str) -> Result<Vec<Version>, Failure> {
     }
     let folder = store()?.join(name);
     let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
-    let current = std::fs::read_to_string(folder.join(CURRENT)).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    // Versions can be listed, and one chosen, whatever happened to this file: `current` says what is wrong with it.
+    let current = number_in_use(&folder).ok().flatten();
     let mut versions = Vec::new();
     for entry in entries.flatten() {
         let file_name = entry.file_name();
         let number = file_name.to_str().and_then(|name| name.strip_prefix('v')).and_then(|text| text.parse().ok());
         let Some(number) = number else { continue };
         let path = entry.path().join(NOTE);
-        let text = std::fs::read_to_string(&path).bad_input(format!("cannot read {}", path.display()))?;
-        let note = serde_json::from_str(&text).bad_input(format!("cannot use {}", path.display()))?;
+        let note = train::read_own_text(&path)
+            .map_err(anyhow::Error::new)
+            .and_then(|text| Ok(serde_json::from_str(&text.context("it is not there")?)?));
+        let note = note.bad_input(format!(
+            "cannot use {}: put it back from a copy, or remove the folder {} to do without version {number} of {name}",
+            path.display(),
+            entry.path().display()
+        ))?;
         versions.push(Version { number, folder: entry.path(), in_use: Some(number) == current, note });
     }
     versions.sort_by_key(|version| version.number);
     Ok(versions)
 }
 
+/// The number in the file that names the version in use; none without one.
+fn number_in_use(folder: &Path) -> anyhow::Result<Option<u32>> {
+    let Some(text) = train::read_own_text(&folder.join(CURRENT))? else { return Ok(None) };
+    let number =
+        text.trim().parse().ok().with_context(|| format!("{:?} is no number of a version", shortened(&text)))?;
+    Ok(Some(number))
+}
+
+fn shortened(text: &str) -> String {
+    text.trim().chars().take(40).collect()
+}
+
 /// The version in use.
 pub fn current(name: &str) -> Result<Option<Version>, Failure> {
-    Ok(versions(name)?.into_iter().find(|version| version.in_use))
+    let versions = versions(name)?;
+    let folder = store()?.join(name);
+    let known = versions.iter().map(|version| version.number.to_string()).collect::<Vec<_>>().join(", ");
+    let context = || {
+        format!(
+            "{} does not tell which version of {name} is in use; `selftune rollback {name} --to VERSION` chooses one of {known}",
+            folder.join(CURRENT).display()
+        )
+    };
+    let number = number_in_use(&folder).bad_input(context())?;
+    let version = versions.into_iter().find(|version| version.in_use);
+    match (number, &version) {
+        (Some(number), None) if !known.is_empty() => {
+            Err(Failure::input(format!("{}: there is no version {number}", context())))
+        }
+        _ => Ok(version),
+    }
 }
 
 /// The folder of the version in use, if `path` is the name of an accepted adapter and nothing lies there.
-pub fn folder_of(path: &Path) -> Option<PathBuf> {
-    let name = path.to_str().filter(|name| is_name(name) && !path.exists())?;
-    current(name).ok().flatten().map(|version| version.folder)
+pub fn folder_of(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    match path.to_str().filter(|name| is_name(name) && !path.exists()) {
+        Some(name) => Ok(current(name)?.map(|version| version.folder)),
+        None => Ok(None),
+    }
 }
 
 /// Keeps a copy of an adapter as the next version, and uses it from now on.
@@ -103,7 +140,7 @@ pub fn keep(name: &str, adapter: &Path, note: &AcceptedNote) -> Result<Version, 
     let number = versions(name)?.last().map_or(1, |version| version.number + 1);
     let folder = store()?.join(name);
     crate::study::make_private_folder(&folder)?;
-    let made = tempfile::Builder::new().prefix(".new-").tempdir_in(&folder).context("cannot keep the adapter")?;
+    let made = private_folder().prefix(".new-").tempdir_in(&folder).context("cannot keep the adapter")?;
     let entries = std::fs::read_dir(adapter).with_context(|| format!("cannot read {}", adapter.display()))?;
     for entry in entries {
         let entry = entry?;
@@ -117,6 +154,14 @@ pub fn keep(name: &str, adapter: &Path, note: &AcceptedNote) -> Result<Version, 
     std::fs::rename(made.keep(), &path).with_context(|| format!("cannot keep {}", path.display()))?;
     use_version(name, number)?;
     Ok(Version { number, folder: path, in_use: true, note: note.clone() })
+}
+
+/// Adapters remember what they were trained on: their folders are their owner's only.
+fn private_folder() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+    builder
 }
 
 /// Removes a version. If it was in use, the newest of those left is, or none.

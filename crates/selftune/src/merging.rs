@@ -11,10 +11,11 @@ use crate::workbench::{
 use clap::builder::TypedValueParser;
 use data::{Example, ExampleOptions, Retriever};
 use formats::adapter::{AdapterFile, StackEntry};
-use formats::{ModelRewrite, NewFolder, RewriteOptions, WrittenWeights};
+use formats::{LoadProgress, ModelRewrite, NewFolder, RewriteOptions, WrittenWeights};
 use model::{AdapterStack, AdapterWeights, Generator, GeneratorOptions, ModelConfig};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use train::Receipt;
 
 /// How a merged model is written and judged.
 #[derive(clap::Args, Clone, Debug)]
@@ -42,7 +43,7 @@ pub struct MergeArguments {
     force: bool,
     /// Accept a base that is not the very files that the adapter was trained on, as the float original of a quantized one
     #[arg(long)]
-    other_base: bool,
+    pub other_base: bool,
     #[command(flatten)]
     records: HistoryArguments,
     #[command(flatten)]
@@ -131,7 +132,7 @@ pub fn merge(
     let config = ModelConfig::from_json(&rewrite.source_config()).bad_input(context())?;
     let stack = AdapterStack::for_config(&named, &config).bad_input("cannot use the adapters")?;
     show_stack(stack.entries(), terminal);
-    let base_hash = check_base(&rewrite, &files, arguments.other_base, terminal)?;
+    let base_hash = check_base(&path, &files, arguments.other_base, terminal)?;
     check_disk(out, rewrite.bytes())?;
 
     let folder = NewFolder::begin(out)?;
@@ -160,6 +161,7 @@ pub fn merge(
         "selftune_version": env!("CARGO_PKG_VERSION"),
         "base_content_hash": base_hash,
         "adapters": stack.entries(),
+        "receipt": receipt(&files),
         "bits": arguments.bits,
         "measurement": measurement,
         "loss_of_gain_max": arguments.loss_of_gain_max,
@@ -186,18 +188,26 @@ fn write_failure(error: formats::FormatError) -> Failure {
     }
 }
 
-/// The content hash of the base. An adapter that remembers another base is refused unless that is wanted.
-fn check_base(
-    rewrite: &ModelRewrite,
+/// What the adapters saw together; none if one of them cannot tell.
+pub fn receipt(files: &[&AdapterFile]) -> Option<Receipt> {
+    let receipts = files.iter().map(|file| serde_json::from_value(file.metadata.as_ref()?.receipt.clone()).ok());
+    Receipt::together(&receipts.collect::<Option<Vec<Receipt>>>()?)
+}
+
+/// The content hash of the base at `path`. An adapter that remembers another base is refused unless that is wanted.
+pub fn check_base(
+    path: &Path,
     files: &[&AdapterFile],
     other_base: bool,
     terminal: &Terminal,
 ) -> Result<String, Failure> {
     let bar = terminal.bytes_bar(0, "read model");
-    let found = rewrite.content_hash(&mut |progress| {
+    let mut shown = |progress: &LoadProgress| {
         bar.set_length(progress.bytes_total);
         bar.set_position(progress.bytes_done);
-    });
+    };
+    let found =
+        formats::model_content_hash(path, &mut shown).bad_input(format!("cannot use the model {}", path.display()))?;
     bar.finish_and_clear();
     let expected = files.iter().filter_map(|file| file.metadata.as_ref()).map(|metadata| &metadata.base_content_hash);
     match expected.into_iter().find(|expected| **expected != found) {

@@ -1,5 +1,6 @@
 //! Runs a training with progress on the terminal; used by `train` and `demo`.
 
+use crate::accepted;
 use crate::failure::{ExitStatus, Failure, InputError};
 use crate::preparation::{HoldOut, Preparation};
 use crate::tensorboard::Scalars;
@@ -58,7 +59,10 @@ impl FromAdapter {
         config: &mut TrainConfig,
     ) -> Result<(FromAdapter, StartingAdapter), Failure> {
         let run = RunFolder::open(path).ok();
-        let folder = run.as_ref().map_or_else(|| path.to_owned(), RunFolder::best_adapter);
+        let folder = match &run {
+            Some(run) => run.best_adapter(),
+            None => accepted::folder_of(path)?.unwrap_or_else(|| path.to_owned()),
+        };
         let weights = bench.adapter(&folder)?;
         take_shape(config, &weights.spec, bench.model.config().blocks.len(), &folder)?;
         let file = formats::adapter::read_adapter(&folder).bad_input("cannot begin from this adapter")?;
@@ -179,8 +183,17 @@ pub struct Job<'a> {
     pub start: Option<StartingAdapter>,
 }
 
-/// Trains, showing the plan and the progress, and leaves a report in the run folder.
+/// Trains, showing the plan and the progress. A new run that fails before it has learned anything leaves no folder.
 pub fn train_with_progress(job: Job, watch: &WatchArguments, terminal: &Terminal) -> Result<TrainOutcome, Failure> {
+    let run = job.run;
+    let outcome = train_in_folder(job, watch, terminal);
+    if outcome.is_err() && run.discard_if_nothing_was_trained().is_ok_and(|gone| gone) {
+        terminal.remark(format!("nothing was trained: {} is removed again", run.path().display()));
+    }
+    outcome
+}
+
+fn train_in_folder(job: Job, watch: &WatchArguments, terminal: &Terminal) -> Result<TrainOutcome, Failure> {
     let Job { bench, on, preparation, config, run, resume, start } = job;
     stop_asked();
     let cost_file = crate::model_store::cost_file();
@@ -493,6 +506,16 @@ pub fn write_report(folder: &Path, report: &ReportInputs, terminal: &Terminal) -
             None
         }
     }
+}
+
+/// Writes the report of a training into its run folder.
+pub fn leave_report(run: &RunFolder, inputs: &RunInputs, terminal: &Terminal) -> Result<(), Failure> {
+    let who = inputs.history.user.clone().unwrap_or_else(|| inputs.history.path.display().to_string());
+    let report = report_inputs(run, inputs, &who)?;
+    if let Some(report) = write_report(run.path(), &report, terminal) {
+        terminal.line(format!("  report: {}", report.display()));
+    }
+    Ok(())
 }
 
 /// Facts of a run for its report: curves, cost, configuration, data.

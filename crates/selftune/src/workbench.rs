@@ -1,5 +1,6 @@
 //! What most commands need first: a model with its tokenizer, a history, an adapter.
 
+use crate::accepted;
 use crate::failure::{Failure, InputError};
 use crate::model_store;
 use crate::terminal::{Terminal, human_bytes};
@@ -143,14 +144,21 @@ impl Workbench {
     /// Reads adapter folders (PEFT or MLX layout) to use together on this model, bottom first.
     pub fn adapters<P: AsRef<Path>>(&self, folders: &[P]) -> Result<AdapterStack, Failure> {
         let files = folders.iter().map(|folder| read_named_adapter(folder.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        self.stack(&files, folders)
+    }
+
+    fn stack<P: AsRef<Path>>(&self, files: &[(String, AdapterFile)], folders: &[P]) -> Result<AdapterStack, Failure> {
         let list = folders.iter().map(|folder| folder.as_ref().display().to_string()).collect::<Vec<_>>().join(", ");
-        AdapterStack::from_files(&files, &self.model).bad_input(format!("cannot use the adapter {list}"))
+        AdapterStack::from_files(files, &self.model).bad_input(format!("cannot use the adapter {list}"))
     }
 
     /// The adapters that a run was trained on top of, which must still be the same.
     pub fn adapters_below(&self, below: &[AdapterBelow]) -> Result<AdapterStack, Failure> {
+        // By the names that they had: an adapter on top of them remembers those, and goes on to the same bytes.
+        let read = |adapter: &AdapterBelow| Ok((adapter.entry.name.clone(), read_named_adapter(&adapter.path)?.1));
+        let files = below.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
         let folders: Vec<&PathBuf> = below.iter().map(|adapter| &adapter.path).collect();
-        let stack = self.adapters(&folders)?;
+        let stack = self.stack(&files, &folders)?;
         for (adapter, now) in below.iter().zip(stack.entries()) {
             if adapter.entry.content_hash != now.content_hash {
                 return Err(Failure::input(format!(
@@ -182,10 +190,12 @@ pub struct AdapterBelow {
 
 impl AdapterBelow {
     /// The adapters of `stack`, which were read from `folders`.
-    pub fn list(folders: &[PathBuf], stack: &AdapterStack) -> Vec<Self> {
-        let below = |(folder, entry): (&PathBuf, &StackEntry)| Self {
-            path: std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
-            entry: entry.clone(),
+    pub fn list(folders: &[PathBuf], stack: &AdapterStack) -> Result<Vec<Self>, Failure> {
+        let below = |(folder, entry): (&PathBuf, &StackEntry)| {
+            // A name stands for the version that is in use now, whichever it will be later.
+            let folder = accepted::folder_of(folder)?.unwrap_or_else(|| folder.clone());
+            let path = std::path::absolute(&folder).unwrap_or(folder);
+            Ok(Self { path, entry: entry.clone() })
         };
         folders.iter().zip(stack.entries()).map(below).collect()
     }
@@ -202,7 +212,7 @@ pub fn show_stack(entries: &[StackEntry], terminal: &Terminal) {
 /// The adapter in `folder` and what to call it: its run, if it lies in one.
 pub fn read_named_adapter(folder: &Path) -> Result<(String, AdapterFile), Failure> {
     // The name of an accepted adapter stands for its version in use.
-    if let Some(accepted) = crate::accepted::folder_of(folder) {
+    if let Some(accepted) = accepted::folder_of(folder)? {
         let (_, file) = read_named_adapter(&accepted)?;
         return Ok((folder.to_string_lossy().into_owned(), file));
     }

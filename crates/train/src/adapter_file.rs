@@ -61,6 +61,19 @@ impl Receipt {
         }
     }
 
+    /// The receipt of adapters that become one, bottom first; none if one of them cannot tell all that it saw.
+    pub fn together(receipts: &[Receipt]) -> Option<Receipt> {
+        let mut records = receipts.iter().map(Receipt::all_records).collect::<Option<Vec<_>>>()?.concat();
+        records.sort_unstable();
+        records.dedup();
+        let config = match receipts {
+            [one] => one.config.clone(),
+            _ => Map::new(),
+        };
+        let examples = receipts.iter().flat_map(|receipt| receipt.examples.iter().cloned()).collect();
+        Some(Receipt { examples, records, started_from: None, config })
+    }
+
     /// Every record that it saw, its beginnings included; none if that is not known.
     pub fn all_records(&self) -> Option<Vec<String>> {
         let mut records = self.records.clone();

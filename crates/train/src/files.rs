@@ -3,7 +3,7 @@
 //! operation.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -172,7 +172,9 @@ impl Files {
 
     /// Opens `path` for appending, readable by its owner only.
     pub(crate) fn append_file(&self, path: &Path) -> Result<File, FileError> {
+        let is_other = fs::metadata(path).is_ok_and(|file| !file.is_file());
         self.ask(FileOperation::AppendFile(path))
+            .and_then(|()| if is_other { Err(not_ordinary()) } else { Ok(()) })
             .and_then(|()| private(OpenOptions::new().append(true).create(true)).open(path))
             .map_err(FileError::new("open", path))
     }
@@ -249,6 +251,30 @@ impl Files {
         text.push('\n');
         self.replace(path, text.as_bytes())
     }
+}
+
+/// Opens a file to read. What is no ordinary file is refused: a pipe would wait for a writer for ever.
+pub(crate) fn open_ordinary(path: &Path) -> io::Result<File> {
+    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(not_ordinary()) }
+}
+
+fn not_ordinary() -> io::Error {
+    io::Error::other("it is no ordinary file; remove it, or move it away")
+}
+
+/// Our own small files are kilobytes; anything larger is not ours.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+
+/// The text of a small file of selftune's own; none if it does not exist.
+pub fn read_own_text(path: &Path) -> Result<Option<String>, FileError> {
+    let file = match open_ordinary(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(FileError::new("open", path)(error)),
+    };
+    let mut text = String::new();
+    file.take(TEXT_BYTES_MAX).read_to_string(&mut text).map_err(FileError::new("read", path))?;
+    Ok(Some(text))
 }
 
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {

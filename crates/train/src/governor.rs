@@ -264,6 +264,10 @@ impl Governor {
             self.held.clear();
             self.settled_since = None;
         }
+        // What they waited for is there: only that it stays is waited for.
+        for wait in &mut self.held {
+            wait.waits_for = format!("{} to stay as it should be for {SETTLE_SECONDS:.0} s", wait.condition);
+        }
         &self.held
     }
 }

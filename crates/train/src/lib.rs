@@ -14,6 +14,7 @@
 mod adapter_file;
 pub mod config;
 pub mod cost;
+mod discard;
 mod error;
 mod events;
 #[cfg(test)]
@@ -46,7 +47,7 @@ pub use adapter_file::{Receipt, StartedFrom};
 pub use config::{ConfigError, MemoryLimit, PRESETS, Preset, Stage, TrainConfig};
 pub use error::TrainError;
 pub use events::{Control, TrainEvent};
-pub use files::{Fault, FileError, FileFaults, FileOperation, Files};
+pub use files::{Fault, FileError, FileFaults, FileOperation, Files, read_own_text};
 pub use governor::{Governor, Limits, QuietHours, Wait};
 pub use hash::{example_hash, record_hash};
 pub use hold::Hold;
@@ -57,5 +58,5 @@ pub use run_folder::{RunFolder, RunFolderError, RunStatus, RunSummary};
 pub use saving::{SaveReport, SaveTotals};
 pub use schedule::{Schedule, ScheduleKind};
 pub use state::{Difference, DifferenceKind, Progress, State, StateError, ValidationPoint};
-pub use train::{AtLength, StartingAdapter, TrainInputs, candidates, plan, train};
+pub use train::{AtLength, Planned, StartingAdapter, TrainInputs, candidates, plan, train};
 pub use watch::RunWatch;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ProcessMemory;
 use kernels::OpsOptions;
-use model::{AdapterSpec, Model, ModelError, PlanRequest, PlannedStep, ResidentBytes, plan_step};
+use model::{AdapterSpec, Model, ModelError, PlanRequest, PlannedStep, ProgramBytes, ResidentBytes, plan_step};
 
 use crate::config::TrainConfig;
 
@@ -18,28 +18,40 @@ const ADAPTER_COPIES: u64 = 3;
 /// Where a state is laid out for the saving thread: parameter and both moments of every value.
 const SAVE_BYTES_PER_VALUE: u64 = 3 * size_of::<f32>() as u64;
 
+/// The same program, at the same point, has more or less in memory from one process to the next: pages of its file that
+/// the system mapped together, arenas of the allocator (measured: docs/log.md).
+pub(crate) const PROGRAM_VARIES_BYTES: u64 = 4 << 20;
+
 /// What the process takes besides the session and the weights.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProgramBytes {
+pub(crate) struct PlannedProgram {
     /// Everything, the save buffer included.
     pub all: ResidentBytes,
     pub save_buffer: u64,
 }
 
 /// The fastest plan within the configuration's limit, and what the process takes besides the session and the weights.
+/// `program` is what [`program_now`] measured.
 pub(crate) fn planned_step(
     model: &Arc<Model>,
     frozen: &[&AdapterSpec],
     spec: &AdapterSpec,
     config: &TrainConfig,
     tokens_max: usize,
-) -> Result<(PlannedStep, ProgramBytes), ModelError> {
+    program: ResidentBytes,
+) -> Result<(PlannedStep, PlannedProgram), ModelError> {
     let mut ops = OpsOptions { precision: config.precision, ..OpsOptions::default() };
     if config.threads > 0 {
         ops.threads = config.threads;
     }
-    let bytes = program_bytes(model, spec, config, tokens_max);
-    let program = bytes.all;
+    let program = ProgramBytes {
+        fixed: ResidentBytes { mapped_bytes: program.mapped_bytes + CODE_BYTES, ..program },
+        per_adapter_value: ADAPTER_COPIES * size_of::<f32>() as u64 + SAVE_BYTES_PER_VALUE,
+        per_token_above_frozen: if config.kept_prefix { (model.config().width * size_of::<f32>()) as u64 } else { 0 },
+        varies: PROGRAM_VARIES_BYTES,
+    };
+    let all = program.with(spec, model.config(), tokens_max);
+    let save_buffer = SAVE_BYTES_PER_VALUE * spec.parameter_count(model.config()) as u64;
     let request =
         PlanRequest { frozen, ops, boundaries: config.boundaries, program, ..PlanRequest::new(spec, tokens_max) };
     let within = |budget_bytes| plan_step(model, &PlanRequest { budget_bytes, ..request.clone() });
@@ -48,37 +60,25 @@ pub(crate) fn planned_step(
         None => {
             let free = device::available_memory_bytes();
             // Half of what is free leaves a machine that can be worked on; a run that needs more may have it all.
-            match within(free.map(|bytes| program.total() + bytes / 2)) {
-                Err(ModelError::NothingFits { .. }) => within(free.map(|bytes| program.total() + bytes))?,
+            match within(free.map(|bytes| all.total() + bytes / 2)) {
+                Err(ModelError::NothingFits { .. }) => within(free.map(|bytes| all.total() + bytes))?,
                 planned => planned?,
             }
         }
     };
-    Ok((planned, bytes))
+    Ok((planned, PlannedProgram { all, save_buffer }))
 }
 
-/// What this process will take besides the session and the model's packed weights.
-fn program_bytes(model: &Model, spec: &AdapterSpec, config: &TrainConfig, tokens_max: usize) -> ProgramBytes {
+/// What this process has in memory besides the model's packed weights, before a session is there.
+pub(crate) fn program_now(model: &Model) -> ResidentBytes {
     // What loading has touched of the mapped weights is not the program's.
     model.release_mapped();
     let in_memory = (model.weights_bytes() - model.mapped_bytes()) as u64;
     let now = ProcessMemory::read();
-    let program = match (now.anonymous_bytes, now.file_mapped_bytes) {
+    match (now.anonymous_bytes, now.file_mapped_bytes) {
         (Some(anonymous), Some(mapped_bytes)) => {
             ResidentBytes { anonymous_bytes: anonymous.saturating_sub(in_memory), mapped_bytes }
         }
         _ => PROGRAM_BYTES,
-    };
-    let values = spec.parameter_count(model.config()) as u64;
-    let copies = ADAPTER_COPIES * size_of::<f32>() as u64 * values;
-    let save_buffer = SAVE_BYTES_PER_VALUE * values;
-    let prefix = match config.kept_prefix && spec.blocks.start > 0 {
-        true => (tokens_max * model.config().width * size_of::<f32>()) as u64,
-        false => 0,
-    };
-    let all = ResidentBytes {
-        anonymous_bytes: program.anonymous_bytes + copies + save_buffer + prefix,
-        mapped_bytes: program.mapped_bytes + CODE_BYTES,
-    };
-    ProgramBytes { all, save_buffer }
+    }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use device::Reading;
 use serde::{Deserialize, Serialize};
 
-use crate::files::{FileError, Files};
+use crate::files::{FileError, Files, open_ordinary};
 use crate::saving::SaveReport;
 
 /// One update of the optimizer.
@@ -87,7 +87,7 @@ impl Metrics {
     /// Opens the file for a run whose saved state has done `step` updates, the last of its validations after `validated`
     /// of them; none without a state. Cuts off what came after it.
     pub fn open(files: &Files, path: &Path, step: Option<u64>, validated: Option<u64>) -> Result<Metrics, FileError> {
-        let keep = match File::open(path) {
+        let keep = match open_ordinary(path) {
             Ok(file) => {
                 step.map_or(Ok(0), |step| bytes_up_to(file, step, validated)).map_err(FileError::new("read", path))?
             }
@@ -162,7 +162,7 @@ pub fn read_metrics(path: &Path) -> Result<(Vec<StepReport>, Vec<ValidationRepor
         #[serde(other)]
         Other,
     }
-    let file = File::open(path).map_err(FileError::new("open", path))?;
+    let file = open_ordinary(path).map_err(FileError::new("open", path))?;
     let (mut steps, mut validations) = (Vec::new(), Vec::new());
     for line in BufReader::new(file).split(b'\n') {
         match serde_json::from_slice(&line.map_err(FileError::new("read", path))?) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
 use crate::cost::{Prediction, RunWork};
-use crate::memory::ProgramBytes;
+use crate::memory::PlannedProgram;
 use crate::order::DataOrder;
 use crate::schedule::Schedule;
 
@@ -154,7 +154,7 @@ impl TrainPlan {
     }
 
     /// Adds what a session takes, and what the process takes besides.
-    pub(crate) fn set_memory(&mut self, planned: &PlannedStep, program: ProgramBytes) {
+    pub(crate) fn set_memory(&mut self, planned: &PlannedStep, program: PlannedProgram) {
         let mut items = planned.plan.items.clone();
         items.push(("save buffer", program.save_buffer as usize));
         items.push(("program and text", (program.all.total() - program.save_buffer) as usize));

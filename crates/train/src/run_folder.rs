@@ -15,7 +15,7 @@
 //! | `lock` | held by the process that trains |
 
 use std::fs::{File, TryLockError};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{ConfigError, TrainConfig};
-use crate::files::{FileError, Files};
+use crate::files::{FileError, Files, open_ordinary, read_own_text};
 use crate::metrics::read_metrics;
 use crate::outcome::TrainOutcome;
 use crate::plan::TrainPlan;
@@ -32,8 +32,6 @@ use crate::state::{Progress, State};
 
 const FORMAT: &str = "selftune run";
 const VERSION: u32 = 1;
-/// Our own small JSON files are kilobytes; anything larger is not ours.
-const JSON_BYTES_MAX: u64 = 256 << 20;
 /// What a folder can hold before training begins. A run that was interrupted there has nothing to lose.
 const NAMES_BEFORE_TRAINING: [&str; 4] = ["run.json", "run.new", "config.new", "lock"];
 
@@ -52,7 +50,7 @@ pub enum RunFolderError {
     Foreign { path: PathBuf },
     #[error("{} is not a run folder: it has no run.json", path.display())]
     NotARun { path: PathBuf },
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}{}", path.display(), way_forward(path))]
     Broken { path: PathBuf, what: String },
     #[error("{} is in use by another training process{}", path.display(), holder(*process))]
     InUse { path: PathBuf, process: Option<u32> },
@@ -62,6 +60,20 @@ pub enum RunFolderError {
         path.display(), left.join(" and ")
     )]
     StateGone { path: PathBuf, left: Vec<String> },
+}
+
+/// What can be done about a damaged file of a run.
+fn way_forward(path: &Path) -> &'static str {
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("hold.json") => {
+            "; it only tells what the run waits for: remove it, and a run that has to wait writes it anew"
+        }
+        Some("summary.json" | "plan.json") => "; remove it: a run that goes on writes it anew",
+        Some("run.json" | "examples.json") => {
+            "; put it back from a copy, or begin a new run in another folder: adapters in this one stay usable with --adapter"
+        }
+        _ => "",
+    }
 }
 
 fn holder(process: Option<u32>) -> String {
@@ -105,6 +117,8 @@ pub struct RunFolder {
     files: Files,
     /// A new run belongs to its creator from the first file on; training takes the lock over.
     lock: Mutex<Option<RunLock>>,
+    /// Whether the folder itself was made for this run, by this process; none for one that was opened.
+    pub(crate) made: Option<bool>,
 }
 
 /// What `inspect` shows of a run.
@@ -155,9 +169,13 @@ impl RunFolder {
     }
 
     fn create_locked(files: Files, path: &Path, inputs: Value) -> Result<RunFolder, RunFolderError> {
+        let mut made = false;
         match std::fs::read_dir(path) {
             Ok(_) => check_not_begun(path)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => files.create_folder(path)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                files.create_folder(path)?;
+                made = true;
+            }
             Err(error) => return Err(FileError::new("read", path)(error).into()),
         }
         files.make_folder_private(path)?;
@@ -173,7 +191,7 @@ impl RunFolder {
             inputs,
         };
         files.replace_json(&path.join("run.json"), &manifest)?;
-        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(Some(lock)) })
+        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(Some(lock)), made: Some(made) })
     }
 
     /// Opens the folder of an existing run.
@@ -190,7 +208,7 @@ impl RunFolder {
             let what = format!("`{}` version {}, expected `{FORMAT}` {VERSION}", manifest.format, manifest.version);
             return Err(RunFolderError::Broken { path: manifest_path, what });
         }
-        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(None) })
+        Ok(RunFolder { path: path.to_owned(), manifest, files, lock: Mutex::new(None), made: None })
     }
 
     pub fn path(&self) -> &Path {
@@ -225,7 +243,7 @@ impl RunFolder {
     /// The configuration of the run; none before its training started.
     pub fn config(&self) -> Result<Option<TrainConfig>, RunFolderError> {
         let path = self.path.join("config.json");
-        match read_text(&path)? {
+        match read_own_text(&path)? {
             Some(text) => Ok(Some(TrainConfig::from_json(&text, &path.display().to_string())?)),
             None => Ok(None),
         }
@@ -327,12 +345,12 @@ impl RunFolder {
 }
 
 fn is_locked(run: &Path) -> bool {
-    File::open(run.join("lock")).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    open_ordinary(&run.join("lock")).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// The process that holds a run says so in the lock's file.
 fn lock_holder(run: &Path) -> Option<u32> {
-    std::fs::read_to_string(run.join("lock")).ok()?.trim().parse().ok()
+    read_own_text(&run.join("lock")).ok()??.trim().parse().ok()
 }
 
 /// Refuses a folder that holds anything but the traces of a run whose training never began.
@@ -411,20 +429,8 @@ impl Drop for RunLock {
     }
 }
 
-/// The text of a file of ours; none if it does not exist.
-fn read_text(path: &Path) -> Result<Option<String>, RunFolderError> {
-    let mut file = match File::open(path) {
-        Ok(file) => file.take(JSON_BYTES_MAX),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(FileError::new("open", path)(error).into()),
-    };
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(FileError::new("read", path))?;
-    Ok(Some(text))
-}
-
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RunFolderError> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
+    let Some(text) = read_own_text(path)? else { return Ok(None) };
     let broken = |error: serde_json::Error| RunFolderError::Broken { path: path.to_owned(), what: error.to_string() };
     serde_json::from_str(&text).map(Some).map_err(broken)
 }

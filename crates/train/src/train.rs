@@ -7,10 +7,13 @@ use std::sync::Arc;
 use data::Example;
 use device::Sensors;
 use formats::adapter::StackEntry;
-use model::{AdapterSpec, AdapterStack, AdapterWeights, Model, ModelError, PlannedStep, StepOptions, TrainingSession};
+use model::{
+    AdapterSpec, AdapterStack, AdapterWeights, Model, ModelError, PlannedStep, ResidentBytes, StepOptions,
+    TrainingSession,
+};
 
 use crate::adapter_file::{AdapterNotes, Receipt, StartedFrom};
-use crate::config::TrainConfig;
+use crate::config::{MemoryLimit, TrainConfig};
 use crate::cost::{self, Candidate, CostHistory, Plateau, Prediction, Predictor, RunWork, Setting};
 use crate::error::TrainError;
 use crate::events::{Control, TrainEvent};
@@ -18,7 +21,7 @@ use crate::governor::{Governor, MissingSensor};
 use crate::hash::{example_hash, list_hash, record_hash};
 use crate::kept_prefix::PrefixKey;
 use crate::learner::{Learner, SessionLearner};
-use crate::memory::planned_step;
+use crate::memory::{PROGRAM_VARIES_BYTES, planned_step, program_now};
 use crate::monitor::Monitor;
 use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
@@ -70,8 +73,9 @@ pub fn train(
     sensors: &mut dyn Sensors,
     observer: &mut dyn FnMut(&TrainEvent) -> Control,
 ) -> Result<TrainOutcome, TrainError> {
+    let program = program_now(&inputs.model);
     let Prepared { config, spec, planned, work, plan } =
-        Prepared::new(&inputs.model, inputs.on, inputs.examples, inputs.validation, inputs.config)?;
+        Prepared::new(&inputs.model, inputs.on, inputs.examples, inputs.validation, inputs.config, program)?;
     let options = planned.options;
     let start = inputs.start.as_ref();
     let session = new_session(&inputs.model, inputs.on, &spec, &config, start, options)?;
@@ -106,8 +110,10 @@ pub fn plan(
     config: &TrainConfig,
     costs: &CostHistory,
     may_probe: bool,
-) -> Result<(TrainPlan, Predictor), TrainError> {
-    let Prepared { config, spec, planned, work, mut plan } = Prepared::new(model, on, examples, validation, config)?;
+) -> Result<Planned, TrainError> {
+    let program = program_now(model);
+    let Prepared { config, spec, planned, work, mut plan } =
+        Prepared::new(model, on, examples, validation, config, program)?;
     let options = planned.options;
     let setting = setting(&options, model.content_hash());
     let probed = match may_probe && !costs.is_enough(&setting) {
@@ -119,7 +125,16 @@ pub fn plan(
     };
     let predictor = Predictor { history: costs.clone(), setting, probe: probed };
     plan.cost = predictor.predict(plan.work);
-    Ok((plan, predictor))
+    Ok(Planned { plan, predictor, program })
+}
+
+/// A run as [`plan`] found it.
+pub struct Planned {
+    pub plan: TrainPlan,
+    /// For runs of other settings.
+    pub predictor: Predictor,
+    /// What this process had in memory besides the weights before anything was planned, as when training begins.
+    pub program: ResidentBytes,
 }
 
 /// The examples of a run at one length.
@@ -131,12 +146,14 @@ pub struct AtLength {
 
 /// What cheaper settings than `config`, which is resolved, would take: fewer blocks adapted, fewer passes, and the
 /// lengths of `lengths`, the first of which is as asked. `predict` is given a configuration, its work and its tokens
-/// (validation counted as a third of training). Memory is planned within the limit of `config`.
+/// (validation counted as a third of training). Memory is planned within the limit of `config`, with `program` as
+/// [`plan`] found it, so that `train` accepts in another process whatever fits here.
 pub fn candidates(
     model: &Arc<Model>,
     on: &AdapterStack,
     config: &TrainConfig,
     lengths: &[AtLength],
+    program: ResidentBytes,
     predict: &dyn Fn(&TrainConfig, f64, f64) -> Option<Prediction>,
 ) -> Result<Vec<Candidate>, TrainError> {
     let mut found = Vec::new();
@@ -147,6 +164,7 @@ pub fn candidates(
     depths.retain(|&depth| depth < blocks);
     depths.insert(0, blocks);
     depths.dedup();
+    let memory = MemoryLimit(config.memory.0.map(|bytes| bytes.saturating_sub(PROGRAM_VARIES_BYTES)));
     // A run of a fixed number of updates has no passes to leave out.
     let passes: Vec<u64> =
         if config.steps > 0 { vec![config.passes] } else { (1..=config.passes.min(12)).rev().collect() };
@@ -158,18 +176,19 @@ pub fn candidates(
         };
         let examples_cut = if *tokens_max == asked.tokens_max { 0 } else { examples.iter().filter(cut).count() };
         for &depth in &depths {
-            let config = TrainConfig { adapted_blocks: depth as i64, tokens_max: *tokens_max, ..config.clone() };
+            let config =
+                TrainConfig { adapted_blocks: depth as i64, tokens_max: *tokens_max, memory, ..config.clone() };
             let spec = config.adapter_spec(model.config())?;
-            let (options, peak_bytes) =
-                match planned_step(model, &specs(on), &spec, &config, longest(examples, validation)) {
-                    Ok((planned, _)) => (planned.options, planned.peak.total()),
-                    // Counted all the same, so that the nearest settings can be named.
-                    Err(ModelError::NothingFits { needed_bytes, .. }) => {
-                        (StepOptions::new(longest(examples, validation)), needed_bytes)
-                    }
-                    Err(error) => return Err(error.into()),
-                };
-            let work = RunWork::count(model, &specs(on), &spec, options, examples, validation)?;
+            let tokens = longest(examples, validation);
+            let (options, peak_bytes) = match planned_step(model, &specs(on), &spec, &config, tokens, program) {
+                Ok((planned, _)) => (planned.options, planned.peak.total()),
+                // Counted all the same, so that the nearest settings can be named.
+                Err(ModelError::NothingFits { needed_bytes, .. }) => {
+                    (StepOptions::new(tokens), needed_bytes + PROGRAM_VARIES_BYTES)
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let work = RunWork::count(model, &specs(on), &spec, options, examples, validation, config.kept_prefix)?;
             for &passes in &passes {
                 let config = TrainConfig { passes, ..config.clone() };
                 let trained = Trained::new(&spec, model.config());
@@ -321,13 +340,16 @@ impl Prepared {
         examples: &[Example],
         validation: &[Example],
         config: &TrainConfig,
+        program: ResidentBytes,
     ) -> Result<Self, TrainError> {
         let mut config = config.resolved(model.config())?;
         check_examples(examples, validation, &config)?;
         let spec = config.adapter_spec(model.config())?;
-        let (planned, program) = planned_step(model, &specs(on), &spec, &config, longest(examples, validation))?;
+        let (planned, program) =
+            planned_step(model, &specs(on), &spec, &config, longest(examples, validation), program)?;
         config.boundaries = Some(planned.options.memory.boundaries);
-        let work = RunWork::count(model, &specs(on), &spec, planned.options, examples, validation)?;
+        let keeps = config.kept_prefix;
+        let work = RunWork::count(model, &specs(on), &spec, planned.options, examples, validation, keeps)?;
         let mut plan = TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &work);
         plan.set_memory(&planned, program);
         let supervised_share = plan.supervised_tokens_per_pass as f64 / plan.tokens_per_pass as f64;

@@ -248,7 +248,7 @@ impl<'a, L: Learner> Trainer<'a, L> {
         self.progress.passes.resize_with((pass + 1).max(self.progress.passes.len()), LossTotal::default);
         self.progress.passes[pass].add(loss.loss_sum, loss.supervised_tokens);
         self.progress.first_loss.get_or_insert(mean);
-        let work = self.job.costs.work.of_update(window);
+        let work = self.job.costs.work.of_update(window, self.shuffled.0);
         self.meter.add_update(work, tokens, seconds);
         self.work_left -= work;
         self.monitor.slowdown.add(tokens, seconds);
@@ -294,7 +294,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             true => 0,
             false => validations_between(self.job.config, &self.order, Some(self.progress.step), self.updates),
         };
-        self.meter.remaining_seconds(self.work_left + validations as f64 * self.job.costs.work.validation)
+        let look = self.job.costs.work.of_validation(&self.order, self.updates, false);
+        self.meter.remaining_seconds(self.work_left + validations as f64 * look)
     }
 
     fn validation_is_due(&self) -> bool {
@@ -322,7 +323,8 @@ impl<'a, L: Learner> Trainer<'a, L> {
             self.learner.write_adapter(self.job.run.files(), &self.job.run.best_adapter(), &self.job.notes)?;
         }
         let seconds = watch.seconds();
-        self.meter.add_validation(self.job.costs.work.validation, seconds);
+        let is_first = self.progress.validations.len() == 1;
+        self.meter.add_validation(self.job.costs.work.of_validation(&self.order, self.updates, is_first), seconds);
         let report = ValidationReport { step, loss, is_best, seconds, energy_j: self.count_energy() };
         self.metrics.write(Line::Validation(&report))?;
         self.notify(&TrainEvent::Validation(report));
@@ -401,10 +403,9 @@ impl<'a, L: Learner> Trainer<'a, L> {
         let is_new = before.is_none_or(|hold| conditions(&hold.waits) != conditions(waits));
         let since_unix_seconds = before.map_or(self.monitor.last().unix_seconds, |hold| hold.since_unix_seconds);
         let hold = Hold { step: self.progress.step, since_unix_seconds, waits: waits.to_vec() };
-        if is_new {
-            self.job.run.set_hold(&hold)?;
-        }
+        // A hold from an earlier process may tell of limits that were changed since.
         if is_new || !self.hold_is_told {
+            self.job.run.set_hold(&hold)?;
             self.hold_is_told = true;
             self.notify(&TrainEvent::Held(hold.clone()));
         }

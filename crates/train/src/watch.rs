@@ -1,13 +1,12 @@
 //! A run as it stands, read from outside while it trains: from its lock, its metrics and its summary. The state, which
 //! is large, is not read.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::FileError;
+use crate::files::{FileError, open_ordinary};
 use crate::hold::Hold;
 use crate::metrics::{StepReport, ValidationReport};
 use crate::outcome::TrainOutcome;
@@ -89,7 +88,7 @@ impl RunFolder {
         }
         let path = self.metrics_path();
         let mut lines = Lines::default();
-        let file = match File::open(&path) {
+        let file = match open_ordinary(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(lines),
             Err(error) => return Err(FileError::new("open", &path)(error).into()),

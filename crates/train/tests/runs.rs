@@ -203,7 +203,7 @@ fn a_memory_limit_is_kept_in_the_plan_or_refused_with_what_would_fit() {
     let planned = |memory: u64, boundaries| {
         let config = TrainConfig { memory: MemoryLimit(Some(memory)), boundaries, ..setup.config.clone() };
         train::plan(&setup.model, &setup.on, &setup.examples, &setup.validation, &config, &costs, false)
-            .map(|(plan, _)| plan)
+            .map(|planned| planned.plan)
     };
     let plan = planned(8 << 30, None).unwrap();
     assert_eq!(plan.memory_total_bytes, plan.memory.iter().map(|item| item.bytes).sum::<usize>());

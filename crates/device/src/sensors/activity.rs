@@ -73,7 +73,11 @@ fn idle_terminal_seconds(root: &Root, now: SystemTime) -> Found<f64> {
     let touched = terminals.iter().filter_map(|path| std::fs::metadata(root.path(path)).ok()?.accessed().ok()).max();
     let touched = touched.ok_or("no terminal is open and no desktop can be asked")?;
     // A clock that was set back makes the last touch lie in the future.
-    Ok(now.duration_since(touched).map_or(0.0, |idle| idle.as_secs_f64()))
+    let idle = now.duration_since(touched).map_or(0.0, |idle| idle.as_secs_f64());
+    // Times from before the machine started come from a clock that was set forward, or from the making of an image:
+    // nobody can be known to be away for longer than the machine is on.
+    let uptime = root.text("/proc/uptime").ok().and_then(|text| text.split(' ').next()?.parse::<f64>().ok());
+    Ok(uptime.map_or(idle, |uptime| idle.min(uptime)))
 }
 
 #[cfg(test)]
@@ -102,6 +106,8 @@ mod tests {
         let idle = idle_terminal_seconds(&tree.root(), now).unwrap();
         assert!((299.0..302.0).contains(&idle), "{idle}");
         assert_eq!(idle_terminal_seconds(&tree.root(), ago(1000)), Ok(0.0), "the clock was set back");
+        tree.write("/proc/uptime", "120.50 200.00\n");
+        assert_eq!(idle_terminal_seconds(&tree.root(), now), Ok(120.5), "longer than the machine is on");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! [r, n_out], and the multiplier is `scale` itself, not alpha / r.
 
 use super::pairs::{self, Layout, transpose};
+use super::peft::{METADATA_KEY, metadata_in};
 use super::{AdapterFile, AdapterMatrix, PeftConfig};
 use crate::atomic_write::{self, Readers};
 use crate::safetensors_file::{self, TensorToWrite};
@@ -66,7 +67,7 @@ pub fn read_mlx(folder: &Path) -> Result<AdapterFile, FormatError> {
             layers_to_transform: Some(blocks.into_iter().collect()),
             base_model_name_or_path: object.get("model").and_then(Value::as_str).map(str::to_owned),
         },
-        metadata: None,
+        metadata: metadata_in(&tensor_path, &file.metadata)?,
         matrices,
     })
 }
@@ -108,7 +109,8 @@ pub fn write_mlx(folder: &Path, adapter: &AdapterFile, blocks_total: usize) -> R
         },
     });
     atomic_write::write(&folder.join(CONFIG_FILE), format!("{config:#}\n").as_bytes(), Readers::OwnerOnly)?;
-    let header = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
+    let mut header = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
+    header.extend(adapter.metadata.as_ref().map(|metadata| (METADATA_KEY.to_owned(), json!(metadata).to_string())));
     atomic_write::write(&folder.join(TENSOR_FILE), &safetensors_file::to_bytes(tensors, &header), Readers::OwnerOnly)
 }
 

@@ -16,7 +16,7 @@ const CONFIG_FILE: &str = "adapter_config.json";
 pub(super) const TENSOR_FILE: &str = "adapter_model.safetensors";
 const METADATA_FILE: &str = "selftune.json";
 /// Key of the tensor file's header under which [`AdapterMetadata`] stands as JSON.
-const METADATA_KEY: &str = "selftune";
+pub(super) const METADATA_KEY: &str = "selftune";
 
 const LAYOUT: Layout =
     Layout { prefix: "base_model.model.", a_suffix: ".lora_A.weight", b_suffix: ".lora_B.weight", transposed: false };
@@ -107,12 +107,17 @@ pub fn read_peft(folder: &Path) -> Result<AdapterFile, FormatError> {
     let matrices = pairs::read(&tensor_path, &file, &LAYOUT, config.r)?;
     let modules: Vec<&str> = matrices.iter().map(|matrix| matrix.module.as_str()).collect();
     check_coverage(&tensor_path, &config, &modules)?;
-    let metadata = match file.metadata.get(METADATA_KEY) {
-        Some(text) => Some(read_metadata(&tensor_path, json::parse(&tensor_path, text.as_bytes())?)?),
-        None => None,
-    };
+    let metadata = metadata_in(&tensor_path, &file.metadata)?;
     check_metadata_file(&folder.join(METADATA_FILE))?;
     Ok(AdapterFile { config, metadata, matrices })
+}
+
+/// What selftune wrote into the header of the tensor file at `path`, if it did.
+pub(super) fn metadata_in(
+    path: &Path,
+    header: &BTreeMap<String, String>,
+) -> Result<Option<AdapterMetadata>, FormatError> {
+    header.get(METADATA_KEY).map(|text| read_metadata(path, json::parse(path, text.as_bytes())?)).transpose()
 }
 
 /// What the tensor file says counts, but a damaged file beside it is a sign that the folder is not as it was written.

@@ -36,12 +36,8 @@ pub(crate) fn obtain(
         Some(bits) => format!("{bits}bit-g{}", options.quantize_group_size),
     };
     let places = places(source, &options.cache);
-    let fingerprints = source.files.iter().map(|file| Fingerprint::of(file)).collect::<Result<Vec<_>, _>>()?;
-    let known = places.iter().find_map(|place| Index::read(&place.index_path()).content_hash(&fingerprints));
-    let content_hash = match known {
-        Some(hash) => hash,
-        None => content_hash(source, progress),
-    };
+    let fingerprints = fingerprints(source)?;
+    let content_hash = known_hash(&places, &fingerprints).unwrap_or_else(|| content_hash(source, progress));
     for place in &places {
         let path = place.packed_path(&content_hash, &recipe);
         if let Some(tensors) = open_cached(place, &path, source, &content_hash, &recipe) {
@@ -75,6 +71,20 @@ pub(crate) fn obtain(
     }
     let report = reason.map_or(CacheReport::Off, |reason| CacheReport::NotWritten { reason });
     Ok((pack_in_memory(source, &pack, progress)?, content_hash, report))
+}
+
+/// The content hash of `source` alone. Reads no weights where a cache remembers it.
+pub(crate) fn identify(source: &ModelSource, progress: Progress) -> Result<String, FormatError> {
+    let known = known_hash(&places(source, &CacheMode::BesideModel), &fingerprints(source)?);
+    Ok(known.unwrap_or_else(|| content_hash(source, progress)))
+}
+
+fn fingerprints(source: &ModelSource) -> Result<Vec<Fingerprint>, FormatError> {
+    source.files.iter().map(|file| Fingerprint::of(file)).collect()
+}
+
+fn known_hash(places: &[Place], fingerprints: &[Fingerprint]) -> Option<String> {
+    places.iter().find_map(|place| Index::read(&place.index_path()).content_hash(fingerprints))
 }
 
 /// Opens a cache file. Its body is checked too, unless it is known to be untouched since it was written or checked.

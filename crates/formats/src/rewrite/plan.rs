@@ -3,10 +3,9 @@
 use super::additions;
 use crate::adapter::AdapterFile;
 use crate::float_type::FloatType;
-use crate::load::LoadProgress;
 use crate::model_source::{self, ModelSource, TokenizerSource};
 use crate::tensor_encoding::{Encoding, SourceTensor};
-use crate::{FormatError, cache, json, quantize};
+use crate::{FormatError, json, quantize};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -136,10 +135,6 @@ impl<'a> ModelRewrite<'a> {
     /// Whether the written folder is an MLX folder with quantized matrices.
     pub fn is_written_quantized(&self) -> bool {
         self.is_written_quantized
-    }
-    /// As [`crate::LoadedModel::content_hash`] of the model that is read. Reads all of it.
-    pub fn content_hash(&self, progress: &mut dyn FnMut(&LoadProgress)) -> String {
-        cache::content_hash(&self.source, progress)
     }
     /// Bytes of all tensors that will be written; headers and the small files beside them add little.
     pub fn bytes(&self) -> u64 {

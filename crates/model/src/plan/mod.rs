@@ -11,7 +11,7 @@ use crate::step::StepPhases;
 pub use choice::{BoundaryType, MemoryChoice, WeightsPlace};
 pub(crate) use places::{Activations, FrozenPlaces, Itemized, StepPlaces, first_kept_block};
 
-pub use planner::{PlanRequest, PlannedStep, WorkShare, WorkShares, plan_step, work_shares};
+pub use planner::{PlanRequest, PlannedStep, ProgramBytes, WorkShare, WorkShares, plan_step, work_shares};
 
 /// Bytes of this process in physical memory: what only it can give back, and pages of mapped files, which the system
 /// may drop and read again.

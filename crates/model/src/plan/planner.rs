@@ -10,6 +10,7 @@ use kernels::{Ops, OpsOptions};
 
 use super::{BoundaryType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace, first_kept_block};
 use crate::adapter::AdapterSpec;
+use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::lora::FrozenStack;
 use crate::step::{
@@ -33,7 +34,35 @@ pub struct PlanRequest<'a> {
     /// Only plans with the weights there; streaming needs mapped ones.
     pub weights: Option<WeightsPlace>,
     /// What the process takes besides the session and the model's packed weights.
-    pub program: ResidentBytes,
+    pub program: ProgramBytes,
+}
+
+/// What a process takes besides a session and the model's packed weights, for adapters and lengths of all kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramBytes {
+    pub fixed: ResidentBytes,
+    /// Anonymous bytes besides for each value of the adapter.
+    pub per_adapter_value: u64,
+    /// Anonymous bytes besides for each token of the longest example, where blocks below the adapter are frozen.
+    pub per_token_above_frozen: u64,
+    /// By so much `fixed` may be larger in another process. What an error names as fitting leaves it free.
+    pub varies: u64,
+}
+
+impl From<ResidentBytes> for ProgramBytes {
+    /// The same for every adapter and length.
+    fn from(fixed: ResidentBytes) -> Self {
+        Self { fixed, ..Self::default() }
+    }
+}
+
+impl ProgramBytes {
+    /// What the program takes with this adapter and examples of this length.
+    pub fn with(&self, spec: &AdapterSpec, model: &ModelConfig, tokens_max: usize) -> ResidentBytes {
+        let values = spec.parameter_count(model) as u64 * self.per_adapter_value;
+        let prefix = if spec.blocks.start > 0 { tokens_max as u64 * self.per_token_above_frozen } else { 0 };
+        ResidentBytes { anonymous_bytes: self.fixed.anonymous_bytes + values + prefix, ..self.fixed }
+    }
 }
 
 impl<'a> PlanRequest<'a> {
@@ -48,7 +77,7 @@ impl<'a> PlanRequest<'a> {
             budget_bytes: None,
             boundaries: None,
             weights: None,
-            program: ResidentBytes::default(),
+            program: ProgramBytes::default(),
         }
     }
 }
@@ -217,7 +246,7 @@ impl<'a> Planner<'a> {
     }
 
     fn peak(&self, plan: &MemoryPlan) -> ResidentBytes {
-        let program = self.request.program;
+        let program = self.request.program.with(self.request.spec, self.model.config(), self.request.tokens_max);
         let in_huge_pages = |bytes: usize| match bytes as u64 {
             bytes if bytes >= HUGE_PAGE_BYTES => bytes.next_multiple_of(HUGE_PAGE_BYTES) - bytes,
             _ => 0,
@@ -342,19 +371,21 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The plan that takes the least.
+    /// The plan that takes the least. Of a small model streamed weights can take more than resident ones.
     fn smallest(&self) -> Result<PlannedStep, ModelError> {
-        let weights = *self.weight_places().last().expect("at least one place");
-        let boundaries = *self.boundary_types().last().expect("at least one type");
-        let base = MemoryChoice { weights, boundaries, ..MemoryChoice::default() };
-        let mut smallest = self.plan(base)?;
-        for checkpoint_blocks in self.group_sizes() {
-            let planned = self.plan(MemoryChoice { checkpoint_blocks, ..base })?;
-            if planned.peak.total() < smallest.peak.total() {
-                smallest = planned;
+        let mut smallest: Option<PlannedStep> = None;
+        for &weights in self.weight_places() {
+            for boundaries in self.boundary_types() {
+                for checkpoint_blocks in std::iter::once(1).chain(self.group_sizes()) {
+                    let choice = MemoryChoice { weights, boundaries, checkpoint_blocks, ..MemoryChoice::default() };
+                    let planned = self.plan(choice)?;
+                    if smallest.as_ref().is_none_or(|smallest| planned.peak.total() < smallest.peak.total()) {
+                        smallest = Some(planned);
+                    }
+                }
             }
         }
-        Ok(smallest)
+        Ok(smallest.expect("at least one place and type"))
     }
 
     /// The error that says what would fit.
@@ -363,7 +394,7 @@ impl<'a> Planner<'a> {
         let budget_bytes = self.request.budget_bytes.unwrap_or(u64::MAX);
         let fits = |request: PlanRequest| -> Result<bool, ModelError> {
             let planner = Planner::new(self.model, &request)?;
-            Ok(planner.smallest()?.peak.total() <= budget_bytes)
+            Ok(planner.smallest()?.peak.total() + self.request.program.varies <= budget_bytes)
         };
         let with_tokens = |tokens_max: usize| fits(PlanRequest { tokens_max, ..self.request.clone() });
         let tokens_that_fit = largest(2, self.request.tokens_max - 1, with_tokens)?;

@@ -47,6 +47,15 @@ impl WorkCounter {
         self.count(tokens, loss_mask, false)
     }
 
+    /// What of both is left out where the prefix of this text is given ([`Prefix::Given`]).
+    pub fn prefix(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<Counters, ModelError> {
+        let Self { program, supervision, ops } = self;
+        ops.reset_counters();
+        let pass = program.pass(tokens, loss_mask, None, supervision)?;
+        program.prefix_forward(ops, &pass, supervision);
+        Ok(ops.counters())
+    }
+
     /// The memory that the session would take.
     pub fn memory(&mut self) -> MemoryPlan {
         let planned = self.program.dry_run(&mut self.supervision);

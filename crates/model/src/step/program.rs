@@ -109,25 +109,15 @@ impl Program {
 
     /// From tokens, or from the prefix's output, to the last block's output.
     pub(super) fn forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision, prefix: &mut Prefix) {
-        let config = self.model.config();
         let first_input = self.block_tensors(self.first_kept, pass, supervision).input;
         match prefix {
             Prefix::Given(values) => ops.write(first_input, values),
-            _ => {
-                let first = self.block_tensors(0, pass, supervision);
-                ops.embedding_forward(&self.model.embedding, pass.inputs, config.embedding_scale, first.input);
-                self.release(ops, &self.model.embedding);
-                for block in 0..self.first_kept {
-                    self.begin_block(ops, block, Some(block + 1));
-                    self.block_forward(ops, block, Extent::Whole, pass, supervision);
-                    self.end_block(ops, block);
-                }
-            }
+            _ => self.prefix_forward(ops, pass, supervision),
         }
         if let Prefix::Observed(observer) = prefix {
             observer(ops.read(first_input));
         }
-        let last = config.blocks.len() - 1;
+        let last = self.model.config().blocks.len() - 1;
         for block in self.first_kept..=last {
             self.begin_block(ops, block, Some(block + 1));
             self.keep_input(ops, block, pass, supervision);
@@ -135,6 +125,18 @@ impl Program {
             if block < last {
                 self.end_block(ops, block);
             }
+        }
+    }
+
+    /// From tokens to the input of the first block that backward runs through.
+    pub(super) fn prefix_forward(&self, ops: &mut Ops, pass: &Pass, supervision: &Supervision) {
+        let first = self.block_tensors(0, pass, supervision);
+        ops.embedding_forward(&self.model.embedding, pass.inputs, self.model.config().embedding_scale, first.input);
+        self.release(ops, &self.model.embedding);
+        for block in 0..self.first_kept {
+            self.begin_block(ops, block, Some(block + 1));
+            self.block_forward(ops, block, Extent::Whole, pass, supervision);
+            self.end_block(ops, block);
         }
     }
 

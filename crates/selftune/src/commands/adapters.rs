@@ -33,6 +33,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
                 version.number, version.note.model_name, version.note.acceptance.reason
             ));
         }
+        if let Err(failure) = accepted::current(&name) {
+            terminal.warning(failure.message());
+        }
         if versions.is_empty() {
             terminal.line("  no adapter was accepted under this name");
         }

@@ -235,7 +235,7 @@ fn next_evaluation(run: &Path) -> Result<PathBuf, Failure> {
     crate::study::make_private_folder(&folder)?;
     for number in 1..100_000 {
         let path = folder.join(format!("{number:03}"));
-        match std::fs::create_dir(&path) {
+        match make_private(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display()))?,
@@ -244,9 +244,17 @@ fn next_evaluation(run: &Path) -> Result<PathBuf, Failure> {
     Err(Failure::usage(format!("{} is full", folder.display())))
 }
 
+/// Makes one folder, for its owner only; an existing one is an error.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
 /// Makes the folder before anything is computed; a report that is there already is somebody's.
 fn prepare_report_folder(folder: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    crate::study::make_private_folder(folder)?;
     if folder.join("report.html").exists() {
         return Err(Failure::usage(format!("{} already holds a report.html; choose another --report", folder.display())));
     }

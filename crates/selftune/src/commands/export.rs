@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// Write an adapter in another program's format.
 ///
+/// An adapter of another base than --model is refused, unless --other-base says that it is the same model in other files.
+/// peft and mlx keep the receipt of what the adapter saw (`selftune inspect --saw ID`), of several that of all.
+///
 /// peft: a folder for transformers and most others; mlx: a folder for mlx-lm; gguf: a file for llama.cpp's --lora;
 /// merged: the whole model with the adapter in its weights, as `selftune merge`. Several adapters become one whose rank
 /// is the sum of theirs.
@@ -55,7 +58,11 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         }
         None => None,
     };
-    let whole = checked(&files, base_config.as_ref(), terminal)?;
+    let mut whole = checked(&files, base_config.as_ref(), terminal)?;
+    if let (Some(model), Some(metadata)) = (model, &mut whole.metadata) {
+        let files: Vec<&AdapterFile> = files.iter().map(|(_, file)| file).collect();
+        metadata.base_content_hash = merging::check_base(&model_store::resolve(model)?, &files, merge.other_base, terminal)?;
+    }
     let bytes = whole.matrices.iter().map(|matrix| 4 * (matrix.a.len() + matrix.b.len()) as u64).sum();
     merging::check_disk(out, bytes)?;
     let refused = || format!("cannot export to {to}");
@@ -96,7 +103,16 @@ fn checked(
     show_stack(&entries, terminal);
     Ok(match files {
         [(_, file)] => file.clone(),
-        files => AdapterFile::concatenated(&files.iter().map(|(_, file)| file).collect::<Vec<_>>()),
+        files => {
+            let files: Vec<&AdapterFile> = files.iter().map(|(_, file)| file).collect();
+            let mut whole = AdapterFile::concatenated(&files);
+            if let (Some(metadata), Some(receipt)) = (&mut whole.metadata, merging::receipt(&files)) {
+                metadata.receipt["examples"] = serde_json::to_value(receipt.examples)?;
+                metadata.receipt["records"] = serde_json::to_value(receipt.records)?;
+                metadata.receipt["config"] = serde_json::to_value(receipt.config)?;
+            }
+            whole
+        }
     })
 }
 

@@ -89,7 +89,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let mut done: Vec<serde_json::Value> = Vec::new();
     if !arguments.dry_run {
         if let Some(place) = &place {
-            place.remove()?;
+            place.remove(&arguments.record)?;
         }
         // Quick, and nothing waits for it.
         found.quotes.iter().try_for_each(Quote::remove)?;
@@ -214,23 +214,49 @@ struct Place {
 }
 
 /// Finds the record in a history of one record a line. None: it is not there.
+///
+/// The reader leaves out lines that it cannot use and the second line of an id, so the lines themselves are asked.
 fn find(history: &Path, id: &str) -> Result<Option<Place>, Failure> {
     let options = data::ReadOptions { on_bad_line: data::OnBadLine::Skip, ..data::ReadOptions::default() };
-    let records = data::read_history(history, &options).bad_input(format!("cannot use the history {}", history.display()))?;
-    let mut found = records.records.iter().filter(|record| record.id == id);
-    let Some(place) = found.next().map(|record| Place { file: record.file.to_path_buf(), line: record.line }) else {
-        return Ok(None);
-    };
-    if let Some(other) = found.next() {
+    let history = data::read_history(history, &options).bad_input(format!("cannot use the history {}", history.display()))?;
+    let mut places = Vec::new();
+    for file in &history.files {
+        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        places.extend(lines_that_say(&bytes, id).into_iter().map(|line| Place { file: file.clone(), line }));
+    }
+    let read = history.records.iter().find(|record| record.id == id);
+    if let Some(record) = read.filter(|record| !places.iter().any(|place| place.is_that_of(record))) {
+        let place = format!("{}:{}", record.file.display(), record.line);
+        // A record without an id is named after its line: the name would be another record's once the line is gone.
+        return Err(Failure::input(match record.id.strip_suffix(&format!("-{}", record.line)) {
+            Some(_) => format!("{place}: this record has no \"id\", {id} only counts lines; give the records ids first"),
+            None => format!("{place}: the file does not hold one record a line; take the record out by hand and give the command again"),
+        }));
+    }
+    if places.len() > 1 {
+        let places: Vec<_> = places.iter().map(|place| format!("{}:{}", place.file.display(), place.line)).collect();
         return Err(Failure::input(format!(
-            "{}: record {id} stands at line {} and at line {}; give each an id of its own first",
-            place.file.display(),
-            place.line,
-            other.line
+            "record {id} stands on {} lines, {}; take out by hand those that are copies, or give each an id of its own",
+            places.len(),
+            places.join(" and ")
         )));
     }
-    place.has_its_own(id)?;
-    Ok(Some(place))
+    Ok(places.pop())
+}
+
+/// The lines of a file, counted from 1, that are an object with this id.
+fn lines_that_say(file: &[u8], id: &str) -> Vec<usize> {
+    let says = |line: &[u8]| {
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        let fields = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).unwrap_or_default();
+        match fields.get("id") {
+            Some(serde_json::Value::String(own)) => own == id,
+            Some(serde_json::Value::Number(own)) => own.to_string() == id,
+            _ => false,
+        }
+    };
+    let lines = file.split(|&byte| byte == b'\n').enumerate();
+    lines.filter(|(_, line)| says(line)).map(|(index, _)| index + 1).collect()
 }
 
 /// Refuses, before anything is changed, what would leave the record in an adapter: runs that cannot be found, and runs
@@ -278,45 +304,21 @@ fn refuse_what_would_be_left(arguments: &Arguments, found: &Traces) -> Result<()
 }
 
 impl Place {
-    /// Whether the line says the id itself. A record without one is named after its line, so that the name would be
-    /// another record's once the line is gone.
-    fn has_its_own(&self, id: &str) -> Result<(), Failure> {
-        let context = || format!("cannot read {}", self.file.display());
-        let text = std::fs::read_to_string(&self.file).with_context(context)?;
-        let line = text.lines().nth(self.line.saturating_sub(1)).unwrap_or_default();
-        // Files of other forms are refused when the line is to be removed.
-        let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line) else { return Ok(()) };
-        let own = match fields.get("id") {
-            Some(serde_json::Value::String(own)) => own == id,
-            Some(serde_json::Value::Number(own)) => own.to_string() == id,
-            _ => false,
-        };
-        match own {
-            true => Ok(()),
-            false => Err(Failure::input(format!(
-                "{}:{}: this record has no \"id\", {id} only counts lines; give the records ids first",
-                self.file.display(),
-                self.line
-            ))),
-        }
+    fn is_that_of(&self, record: &data::Record) -> bool {
+        self.file == *record.file && self.line == record.line
     }
 
     /// Takes the line out of the file: at once, and with the rights and all other bytes that it had.
-    fn remove(&self) -> Result<(), Failure> {
+    fn remove(&self, id: &str) -> Result<(), Failure> {
         let context = || format!("cannot remove line {} of {}", self.line, self.file.display());
         // Through a link to the file itself.
         let path = std::fs::canonicalize(&self.file).with_context(context)?;
         let bytes = std::fs::read(&path).with_context(context)?;
-        let lines: Vec<&[u8]> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
-        let line = self.line.checked_sub(1).and_then(|index| lines.get(index));
-        if line.is_none_or(|line| serde_json::from_slice::<serde_json::Map<_, _>>(line).is_err()) {
-            return Err(Failure::input(format!(
-                "{}: the file does not hold one record a line; take the record out by hand and give the command again",
-                context()
-            )));
+        if lines_that_say(&bytes, id) != [self.line] {
+            return Err(Failure::input(format!("{}: it was changed meanwhile; give the command again", context())));
         }
-        let rest: Vec<u8> =
-            lines.iter().enumerate().filter(|(index, _)| index + 1 != self.line).flat_map(|(_, line)| line.iter().copied()).collect();
+        let lines = bytes.split_inclusive(|&byte| byte == b'\n').enumerate();
+        let rest: Vec<u8> = lines.filter(|(index, _)| index + 1 != self.line).flat_map(|(_, line)| line).copied().collect();
         let write = || {
             let folder = path.parent().unwrap_or(Path::new("."));
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -443,7 +445,7 @@ fn replace(
     let below: Vec<PathBuf> =
         inputs.on.iter().map(|below| replaced.moved(&below.path, &below.entry.content_hash)).collect();
     let on = bench.adapters(&below)?;
-    inputs.on = AdapterBelow::list(&below, &on);
+    inputs.on = AdapterBelow::list(&below, &on)?;
     let mut config = config.clone();
     let from = inputs.from.as_ref().map(|from| FromAdapter::begin(&replaced.moved(&from.adapter, &from.hash), &bench, &mut config)).transpose()?;
     let (from, start) = from.unzip();
@@ -472,6 +474,7 @@ fn replace(
             old.path.display()
         )));
     }
+    training::leave_report(&run, &inputs, terminal)?;
     let mut names: Vec<&String> = versions.iter().map(|seen| &seen.name).collect();
     names.dedup();
     for name in names {

@@ -5,7 +5,7 @@ use crate::model_store;
 use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use train::RunFolder;
+use train::{Receipt, RunFolder};
 
 /// Say what a model, an adapter or a run folder holds, or what is known of this machine (`--machine`).
 ///
@@ -21,7 +21,7 @@ pub struct Arguments {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Of an adapter: did its training see the record with this id?
+    /// Of an adapter, or of a model that adapters were merged into: did their training see the record with this id?
     #[arg(long, value_name = "ID")]
     saw: Option<String>,
 }
@@ -35,7 +35,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if path.join("adapter_config.json").is_file() {
         return inspect_adapter(&path, arguments.tensors, arguments.saw.as_deref(), terminal);
     }
-    inspect_model(&model_store::resolve(name)?, arguments.tensors, terminal)
+    inspect_model(&model_store::resolve(name)?, arguments.tensors, arguments.saw.as_deref(), terminal)
 }
 
 fn field(terminal: &Terminal, name: &str, value: impl std::fmt::Display) {
@@ -98,7 +98,7 @@ fn readings(reading: &device::Reading) -> Vec<(&'static str, String)> {
     values.into_iter().filter_map(|(quantity, value)| Some((quantity.name(), value?))).collect()
 }
 
-fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcome {
+fn inspect_model(path: &Path, list_tensors: bool, record: Option<&str>, terminal: &Terminal) -> Outcome {
     let summary = formats::describe_model(path).bad_input(format!("{} is no model", path.display()))?;
     let source = &summary.source;
     let text = |key: &str| summary.config.get(key).map_or_else(|| "?".to_owned(), |value| value.to_string().replace('"', ""));
@@ -126,6 +126,12 @@ fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcom
             terminal.line(format!("  {:<52} {:<16} {:>10}  {}", tensor.name, format!("{:?}", tensor.shape), human_bytes(tensor.bytes), tensor.encoding));
         }
     }
+    let merged = merge_notes(path)?;
+    let receipt = merged.as_ref().and_then(|notes| serde_json::from_value(notes["receipt"].clone()).ok());
+    if let Some(receipt) = &receipt {
+        show_receipt(receipt, terminal);
+    }
+    let saw = show_saw(record, receipt.as_ref(), terminal);
     let tensors = if list_tensors { serde_json::to_value(&summary.tensors)? } else { summary.tensors.len().into() };
     terminal.json(&serde_json::json!({
         "model": source,
@@ -135,8 +141,40 @@ fn inspect_model(path: &Path, list_tensors: bool, terminal: &Terminal) -> Outcom
         "tokenizer": summary.tokenizer,
         "has_chat_template": summary.has_chat_template,
         "tensors": tensors,
+        "merged": merged,
+        "saw": saw,
     }));
     Ok(ExitStatus::Done)
+}
+
+/// What `merge` left in the folder of a model that it made.
+fn merge_notes(model: &Path) -> Result<Option<serde_json::Value>, Failure> {
+    let path = model.join("selftune.json");
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(serde_json::from_str(&text).bad_input(format!("cannot use {}", path.display()))?)),
+        // Most models come from elsewhere, or are a file.
+        Err(_) => Ok(None),
+    }
+}
+
+fn show_receipt(receipt: &Receipt, terminal: &Terminal) {
+    field(terminal, "receipt", format!("hashes of the {} examples it saw", receipt.examples.len()));
+    field(terminal, "records", format!("hashes of {} ids", receipt.records.len()));
+    if let Some(start) = &receipt.started_from {
+        field(terminal, "began from", &start.adapter);
+    }
+}
+
+/// Answers `--saw`.
+fn show_saw(record: Option<&str>, receipt: Option<&Receipt>, terminal: &Terminal) -> Option<bool> {
+    let record = record?;
+    let saw = receipt.and_then(|receipt| receipt.saw(record));
+    field(terminal, "saw", match saw {
+        Some(true) => format!("yes, its training saw record {record}"),
+        Some(false) => format!("no, its training did not see record {record}"),
+        None => "it cannot be told: there is no receipt of all that it was made from".to_owned(),
+    });
+    saw
 }
 
 fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, terminal: &Terminal) -> Outcome {
@@ -156,27 +194,14 @@ fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, termin
         Some(metadata) => {
             field(terminal, "base hash", &metadata.base_content_hash);
             field(terminal, "written by", format!("selftune {}", metadata.selftune_version));
-            if let Some(examples) = metadata.receipt.get("examples").and_then(|examples| examples.as_array()) {
-                field(terminal, "receipt", format!("hashes of the {} examples it saw", examples.len()));
-            }
         }
         None => field(terminal, "written by", "another program"),
     }
-    let receipt = file.metadata.as_ref().and_then(|metadata| serde_json::from_value::<train::Receipt>(metadata.receipt.clone()).ok());
+    let receipt = file.metadata.as_ref().and_then(|metadata| serde_json::from_value(metadata.receipt.clone()).ok());
     if let Some(receipt) = &receipt {
-        field(terminal, "records", format!("hashes of {} ids", receipt.records.len()));
-        if let Some(start) = &receipt.started_from {
-            field(terminal, "began from", &start.adapter);
-        }
+        show_receipt(receipt, terminal);
     }
-    let saw = record.map(|record| receipt.as_ref().and_then(|receipt| receipt.saw(record)));
-    if let (Some(record), Some(saw)) = (record, saw) {
-        field(terminal, "saw", match saw {
-            Some(true) => format!("yes, its training saw record {record}"),
-            Some(false) => format!("no, its training did not see record {record}"),
-            None => "it cannot be told: there is no receipt of all that it was made from".to_owned(),
-        });
-    }
+    let saw = show_saw(record, receipt.as_ref(), terminal);
     if list_tensors {
         terminal.heading("Matrices");
         for matrix in &file.matrices {
@@ -193,7 +218,7 @@ fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, termin
         "scale": file.config.scale(),
         "parameters": parameters,
         "matrices": file.matrices.len(),
-        "saw": saw.flatten(),
+        "saw": saw,
         "metadata": file.metadata,
     }));
     Ok(ExitStatus::Done)

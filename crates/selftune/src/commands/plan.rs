@@ -7,9 +7,10 @@ use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_joules, 
 use crate::training;
 use crate::units;
 use data::Example;
+use model::ResidentBytes;
 use serde_json::{Value, json};
 use train::cost::{Candidate, CostHistory, DEVICE_PROFILES, DeviceProfile, Estimate, Limits, Prediction, Ranked};
-use train::{AtLength, MemoryLimit, Schedule, TrainConfig, TrainPlan};
+use train::{AtLength, MemoryLimit, Planned, Schedule, TrainConfig, TrainPlan};
 
 /// Say what a run would take: records, tokens, memory, time, energy.
 ///
@@ -76,7 +77,7 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     let model = &bench.model;
     let costs = read_costs(terminal);
     let may_probe = !asked.no_probe && asked.device.is_none();
-    let (mut plan, predictor) =
+    let Planned { mut plan, predictor, program } =
         train::plan(model, on, &preparation.training, &preparation.validation, config, &costs, may_probe)
             .bad_input("cannot plan")?;
     let predict = |config: &TrainConfig, work: f64, tokens: f64| match asked.device {
@@ -98,7 +99,7 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     }
     let mut object = to_json(&plan, preparation, config, peak_bytes, battery_j);
     if limits != Limits::default() {
-        let ranked = search(prepared, &plan, &limits, asked.memory_bytes, &predict)?;
+        let ranked = search(prepared, &plan, program, &limits, &predict)?;
         show_options(&ranked, &asked_candidate(&plan, config, peak_bytes), prepared, terminal);
         let blocks = model.config().blocks.len();
         let first = asked_candidate(&plan, config, peak_bytes);
@@ -166,8 +167,8 @@ fn asked_candidate(plan: &TrainPlan, config: &TrainConfig, peak_bytes: f64) -> C
 fn search(
     prepared: &Prepared,
     plan: &TrainPlan,
+    program: ResidentBytes,
     limits: &Limits,
-    memory_bytes: Option<u64>,
     predict: &dyn Fn(&TrainConfig, f64, f64) -> Option<Prediction>,
 ) -> Result<Ranked, Failure> {
     let Prepared { bench, history, config, on, preparation, .. } = prepared;
@@ -178,7 +179,7 @@ fn search(
     }];
     let shorter = LENGTHS.into_iter().filter(|length| *length < plan.tokens_longest_example.min(config.tokens_max));
     for tokens_max in shorter.take(LENGTHS_TRIED) {
-        let config = TrainConfig { tokens_max, retrieved_tokens_max: config.retrieved_tokens_max.min(tokens_max), ..config.clone() };
+        let config = TrainConfig { tokens_max, ..config.clone() };
         // Lengths at which records no longer fit would train on something else.
         if let Ok(other) = preparation::prepare(bench, history, &config, prepared.hold_out)
             && other.training.len() == preparation.training.len()
@@ -186,9 +187,10 @@ fn search(
             lengths.push(AtLength { tokens_max, examples: other.training, validation: other.validation });
         }
     }
-    let within = TrainConfig { memory: MemoryLimit(memory_bytes), ..config.clone() };
+    let memory = limits.peak_bytes.map_or(config.memory, |bytes| MemoryLimit(Some(bytes as u64)));
+    let within = TrainConfig { memory, ..config.clone() };
     let candidates =
-        train::candidates(&bench.model, on, &within, &lengths, predict).bad_input("cannot plan")?;
+        train::candidates(&bench.model, on, &within, &lengths, program, predict).bad_input("cannot plan")?;
     let asked = candidates.first().ok_or_else(|| Failure::input("nothing to plan"))?;
     Ok(train::cost::rank(&candidates, asked, bench.model.config().blocks.len(), limits))
 }

@@ -1,5 +1,6 @@
 //! `selftune status`: how a run stands.
 
+use crate::acceptance;
 use crate::failure::{ExitStatus, InputError, Outcome};
 use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds};
 use crate::training::{self, program};
@@ -137,9 +138,11 @@ fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
     }
 }
 
-/// What the report of an evaluation in the run's folder decided.
+/// What the newest evaluation in the run's folder decided, or the judgement at the end of its training.
 pub fn verdict(run: &RunFolder) -> Option<String> {
-    let text = std::fs::read_to_string(run.path().join("report.json")).ok()?;
-    let report: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(report.get("verdict")?.get("decision")?.as_str()?.replace('_', " "))
+    let decision = |verdict: &serde_json::Value| Some(verdict.get("decision")?.as_str()?.replace('_', " "));
+    let text = train::read_own_text(&run.path().join("report.json")).ok().flatten().unwrap_or_default();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let evaluated = report.get("verdict").and_then(decision);
+    evaluated.or_else(|| acceptance::of_run(run).ok()?.map(|judged| if judged.accepted { "kept" } else { "not kept" }.to_owned()))
 }

@@ -167,7 +167,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let inputs = RunInputs {
         model: model_choice,
         model_name: bench.model_name.clone(),
-        on: AdapterBelow::list(&recipe.on, &on),
+        on: AdapterBelow::list(&recipe.on, &on)?,
         history: history_choice,
         hold_out,
         history_hash: history.source_hash.clone(),
@@ -230,11 +230,7 @@ fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Train
     let Trained { run, inputs, .. } = trained;
     let held_out = inputs.data["held_out_records"].as_u64().unwrap_or(0) as usize;
     training::show_outcome(&outcome, run, held_out, terminal);
-    let who = inputs.history.user.clone().unwrap_or_else(|| inputs.history.path.display().to_string());
-    let report = training::report_inputs(run, inputs, &who)?;
-    if let Some(report) = training::write_report(run.path(), &report, terminal) {
-        terminal.line(format!("  report: {}", report.display()));
-    }
+    training::leave_report(run, inputs, terminal)?;
     let judged = match outcome.end {
         RunEnd::Interrupted => None,
         _ if arguments.no_accept || inputs.no_accept => None,

@@ -97,7 +97,7 @@ impl Scene {
                 let inputs = RunInputs {
                     model: self.model.clone(),
                     model_name: self.bench.model_name.clone(),
-                    on: AdapterBelow::list(&settings.on, on),
+                    on: AdapterBelow::list(&settings.on, on)?,
                     history: HistoryChoice {
                         path: settings.path.clone(),
                         user: Some(person.name.clone()),

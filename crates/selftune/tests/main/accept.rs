@@ -56,6 +56,52 @@ fn accepted_adapters_are_kept_used_by_name_and_rolled_back() {
 }
 
 #[test]
+fn a_name_stands_for_the_version_of_that_day_below_and_before_another_run() {
+    let place = Place::new();
+    let learn = |output: &str, more: &[&str]| place.json(&[LEARN, &["--output", output], more].concat());
+    assert_eq!(learn("one", &["--name", "me"])["acceptance"]["accepted"], true);
+    assert_eq!(place.json(&["runs", "."])["runs"][0]["verdict"], "kept", "judged at the end of its training");
+    learn("above", &["--on", "me", "--no-accept"]);
+    learn("after", &["--from", "me", "--no-accept"]);
+    let adapter =
+        |run: &str| std::fs::read(place.path(run).join("adapter/last/adapter_model.safetensors")).expect("it");
+    let before = adapter("above");
+    let below: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(place.path("above/run.json")).expect("it")).expect("JSON");
+    let path = below["inputs"]["on"][0]["path"].as_str().expect("a path").to_owned();
+    assert!(path.ends_with("home/adapters/me/v001"), "{path}");
+    // Another version is in use when the run goes on.
+    if learn("two", &["--name", "me", "--set", "seed=7"])["acceptance"]["accepted"] == true {
+        assert_eq!(place.json(&["adapters", "me"])["adapters"][0]["versions"][1]["in_use"], true);
+    }
+    place.json(&["train", "--resume", "above"]);
+    assert!(adapter("above") == before, "other bytes");
+    place.json(&["eval", "--run", "above", "--no-generate", "--queries", "2"]);
+    place.json(&["train", "--resume", "after"]);
+}
+
+#[test]
+fn damaged_files_of_accepted_adapters_are_named_with_the_way_forward() {
+    let place = Place::new();
+    place.json(&[LEARN, &["--output", "one", "--name", "me"]].concat());
+    let generate = ["generate", "--model", "model", "--adapter", "me", "--max-tokens", "2", "what is 3 and 4"];
+    for damaged in ["", "first", "7", "-1", "\u{0}\u{0}"] {
+        place.write("home/adapters/me/current", damaged);
+        place.refuses(&generate, 3, &["home/adapters/me/current", "selftune rollback me --to", "1"]);
+        assert!(place.run(&["adapters"]).status.success(), "what is there can be listed");
+        assert_eq!(place.json(&["rollback", "me", "--to", "1"])["version"], 1);
+        place.json(&generate);
+    }
+    for damaged in ["", "{\"run\": ", "[]"] {
+        place.write("home/adapters/me/v001/accepted.json", damaged);
+        place.refuses(&generate, 3, &["v001/accepted.json", "remove the folder"]);
+        place.refuses(&["adapters"], 3, &["v001/accepted.json", "do without version 1 of me"]);
+    }
+    place.write("one/acceptance.json", "{");
+    place.refuses(&["train", "--resume", "one"], 3, &["one/acceptance.json", "judged anew"]);
+}
+
+#[test]
 fn what_is_not_accepted_says_why_and_replaces_nothing() {
     let place = Place::new();
     // An adapter that has learned nothing is no better than none.

@@ -13,4 +13,5 @@ mod runs;
 mod stages;
 mod study;
 mod survival;
+mod tensorboard;
 mod tiny;

@@ -102,6 +102,13 @@ fn a_small_gain_that_vanishes_in_the_steps_of_a_quantized_base_is_refused() {
     let kept = place.json(&[&finer[..], &["--group-size", "32"], &MEASURED].concat());
     assert!(loss(&kept["measurement"], "loss_of_gain") < 0.1, "{kept}");
 
+    // A file for other programs says the same of its base.
+    let export = ["export", "--model", "model", "--adapter", "small/adapter/best", "--to", "mlx", "--out", "elsewhere"];
+    place.refuses(&export, 3, &["trained on other files", "--other-base"]);
+    assert!(!place.path("elsewhere").exists());
+    place.json(&[&export[..], &["--other-base"]].concat());
+    place.json(&["generate", "--model", "model", "--adapter", "elsewhere", "x", "--max-tokens", "2"]);
+
     // The float original is another base, which has to be said.
     let other = ["merge", "--model", "model", "--adapter", "small/adapter/best", "--out", "other"];
     place.refuses(&other, 3, &["trained on other files", "--other-base"]);
@@ -174,4 +181,10 @@ fn exported_adapters_compute_the_same_and_a_stack_becomes_one() {
         ["export", "--adapter", task, "--adapter", user, "--model", "model", "--to", "merged", "--out", "whole"];
     assert_eq!(place.json(&merged)["adapters"].as_array().map(Vec::len), Some(2));
     no_unfinished_folder(&place);
+
+    // The newest records are held out; whatever was made of the adapters tells what they saw.
+    for made in [task, "task-peft", "as-peft", "as-mlx", "whole"] {
+        let saw = |record: &str| place.json(&["inspect", made, "--saw", record])["saw"].clone();
+        assert_eq!((saw("r0"), saw("r39")), (true.into(), false.into()), "{made}");
+    }
 }

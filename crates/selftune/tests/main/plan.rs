@@ -71,6 +71,75 @@ fn limits_list_settings_that_keep_them() {
     assert!(none["nearest"]["flags"].as_str().expect("flags").contains("passes=1"), "{}", none["nearest"]);
 }
 
+/// Long examples, so that lengths and depths differ by more memory than one process from another.
+#[test]
+fn what_a_plan_names_for_a_memory_limit_train_accepts() {
+    let place = Place::new();
+    let long = |index: usize| {
+        let text = (0..99).map(|word| format!("w{} ", index * 31 + word * 7)).collect::<String>();
+        serde_json::json!({"text": text}).to_string() + "\n"
+    };
+    place.write("long.jsonl", &(0..40).map(long).collect::<String>());
+    let asked =
+        ["--model", "model", "--data", "long.jsonl", "--set", "rank=32", "--set", "passes=1", "--set", "steps=1"];
+    let plan = |more: &[&str]| place.json(&[&["plan", "--no-probe"], &asked[..], more].concat());
+    let peak = |plan: &Value| plan["peak_bytes"]["value"].as_f64().expect("bytes");
+    let (whole, least) = (peak(&plan(&[])), peak(&plan(&["--set", "adapted_blocks=1", "--set", "tokens_max=64"])));
+    assert!(whole - least > 8e6, "{whole} and {least} bytes");
+    let mut named = 0;
+    for part in [0.45, 0.5, 0.55] {
+        let limit = format!("{:.3}MB", (least + part * (whole - least)) / 1e6);
+        let fitting = plan(&["--memory", &limit]);
+        for option in fitting["options"].as_array().expect("options") {
+            let flags: Vec<&str> =
+                option["flags"].as_str().expect("flags").split(' ').filter(|flag| !flag.is_empty()).collect();
+            let output = format!("run-{named}");
+            place.json(
+                &[&["train", "--no-accept", "--output", &output, "--memory", &limit], &asked[..], &flags].concat(),
+            );
+            named += 1;
+        }
+        // The same limit for the settings as asked: refused, with what does fit.
+        let refused =
+            place.run(&[&["train", "--no-accept", "--output", "refused", "--memory", &limit], &asked[..]].concat());
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(3), "{message}");
+        assert!(!place.path("refused").exists(), "a run that never trained leaves no folder: {message}");
+        for (before, setting) in
+            [("examples of at most ", "tokens_max"), ("an adapter on only the last ", "adapted_blocks")]
+        {
+            let Some((_, rest)) = message.split_once(before) else { continue };
+            let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            let setting = format!("{setting}={number}");
+            let output = format!("run-{named}");
+            let train = ["train", "--no-accept", "--output", &output, "--memory", &limit, "--set", &setting];
+            place.json(&[&train, &asked[..]].concat());
+            named += 1;
+        }
+    }
+    assert!(named >= 3, "{named} settings were named");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_file_stops_nothing() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("home")).expect("a folder");
+    let pipe = |name: &str| {
+        let made = std::process::Command::new("mkfifo").arg(place.path(name)).status();
+        made.is_ok_and(|status| status.success())
+    };
+    if !pipe("home/costs.json") {
+        eprintln!("a_pipe_in_place_of_a_file_stops_nothing did NOT run: this machine has no mkfifo");
+        return;
+    }
+    assert_eq!(plan(&place, &[])["basis"]["kind"], "probe");
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--set", "tokens_max=200", "--output", "run"];
+    place.json(&train);
+    assert!(pipe("run/hold.json"));
+    place.refuses(&["status", "run"], 3, &["run/hold.json", "no ordinary file"]);
+}
+
 #[test]
 fn absurd_limits_are_refused_in_words() {
     let place = Place::new();

@@ -15,11 +15,9 @@ fn tensors(adapter: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn events_status_runs_and_tensorboard_tell_the_same() {
+fn events_status_and_runs_tell_the_same() {
     let place = Place::new();
-    let arguments =
-        [TRAIN, SHORT, &["--output", "runs/me", "--json", "--events", "--tensorboard", "board", "--save-every", "1"]]
-            .concat();
+    let arguments = [TRAIN, SHORT, &["--output", "runs/me", "--json", "--events", "--save-every", "1"]].concat();
     let output = place.run(&arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -49,16 +47,55 @@ fn events_status_runs_and_tensorboard_tell_the_same() {
     assert!(text.contains("history.jsonl") && text.contains("finished"), "{text}");
     place.refuses(&["status", "runs/no-run"], 3, &["not a run folder"]);
 
-    // An event file: one record for its version, one for each update and each validation.
-    let file = std::fs::read_dir(place.path("board")).expect("the folder").next().expect("a file").expect("a file");
-    let bytes = std::fs::read(file.path()).expect("readable");
-    let (mut at, mut records) = (0, 0);
-    while at < bytes.len() {
-        at += 16 + u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")) as usize;
-        records += 1;
-    }
-    assert_eq!((at, records), (bytes.len(), 1 + steps + count("validation")));
     place.refuses(&[TRAIN, &["--events"]].concat(), 2, &["--json"]);
+}
+
+#[test]
+fn a_run_that_learned_nothing_leaves_nothing_and_one_that_did_stays() {
+    let place = Place::new();
+    let fails = |more: &[&str], words: &[&str]| {
+        place.refuses(&[TRAIN, SHORT, &["--output", "runs/me"], more].concat(), 3, words);
+    };
+    fails(&["--memory", "1MB"], &["no plan fits", "runs/me is removed again"]);
+    assert!(!place.path("runs/me").exists());
+    // A folder that was there stays, and so does what somebody else puts there.
+    std::fs::create_dir(place.path("runs/me")).expect("a folder");
+    fails(&["--memory", "1MB"], &["no plan fits"]);
+    assert_eq!(std::fs::read_dir(place.path("runs/me")).expect("the folder").count(), 0);
+    train(&place, "runs/me", &[]);
+    let before = tensors(&place.path("runs/me/adapter/best"));
+    place.refuses(&["train", "--resume", "runs/me", "--memory", "1MB"], 3, &["no plan fits"]);
+    assert_eq!(before, tensors(&place.path("runs/me/adapter/best")));
+    place.write("runs/me/hold.json", "{\"step\"");
+    place.refuses(&["train", "--resume", "runs/me"], 3, &["hold.json", "remove it"]);
+    std::fs::remove_file(place.path("runs/me/hold.json")).expect("removed");
+    place.json(&["train", "--resume", "runs/me"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn everything_in_a_run_and_under_a_name_is_its_owners_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let learn = ["--set", "passes=6", "--set", "tokens_max=200", "--set", "learning_rate=1e-2", "--hold-out", "10"];
+    place.json(&[TRAIN, &learn, &["--output", "runs/me", "--name", "me", "--save-every", "1"]].concat());
+    place.json(&["eval", "--run", "runs/me", "--no-generate", "--queries", "2"]);
+    place.json(&["eval", "--run", "runs/me", "--no-generate", "--queries", "2", "--report", "reports/deep"]);
+    let mut open = Vec::new();
+    let mut seen = 0;
+    let mut left = vec![place.path("runs"), place.path("home/adapters"), place.path("reports")];
+    while let Some(path) = left.pop() {
+        let data = std::fs::symlink_metadata(&path).expect("there");
+        let expected = if data.is_dir() { 0o700 } else { 0o600 };
+        if data.permissions().mode() & 0o777 != expected {
+            open.push(format!("{} {:o}", path.display(), data.permissions().mode() & 0o777));
+        }
+        if data.is_dir() {
+            left.extend(std::fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
+        }
+        seen += 1;
+    }
+    assert!(open.is_empty() && seen > 25, "{seen} seen, open: {open:#?}");
 }
 
 #[test]
@@ -224,6 +261,7 @@ fn a_forgotten_record_leaves_history_adapters_and_their_heirs() {
     }
     assert!(!place.path("runs/first").exists() && !place.path("runs/heir").exists());
     assert_eq!((saw("first-2"), saw("heir-2")), (false.into(), false.into()));
+    assert!(place.path("runs/first-2/report.html").exists(), "as after any other training");
     assert_eq!(stranger, tensors(&place.path("runs/stranger/adapter/best")));
     // The same bytes as those of a run that never had the record.
     train(&place, "runs/never", &[]);
@@ -250,7 +288,15 @@ fn what_cannot_be_forgotten_whole_is_refused_before_anything_changes() {
     let nameless = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
     place.write("nameless.jsonl", nameless);
     place.refuses(&["forget", "--record", "nameless-2", "--history", "nameless.jsonl"], 3, &["no \"id\""]);
+    // An id on two lines, of which the reader takes the first; and beside a line that it cannot use.
+    let twice = format!("{history}{}\n", history.lines().nth(3).expect("r3"));
+    place.write("twice.jsonl", &twice);
+    place.refuses(&forget(&["--history", "twice.jsonl"]), 3, &["stands on 2 lines", "twice.jsonl:4", "twice.jsonl:41"]);
+    let unusable = format!("{{\"id\": \"r3\", \"prompt\": \"no answer\"}}\n{history}");
+    place.write("unusable.jsonl", &unusable);
+    place.refuses(&forget(&["--history", "unusable.jsonl"]), 3, &["unusable.jsonl:1", "unusable.jsonl:5"]);
     let now = |file: &str| std::fs::read_to_string(place.path(file)).expect("a file");
+    assert_eq!((now("twice.jsonl"), now("unusable.jsonl")), (twice, unusable));
     assert_eq!((now("copy.jsonl"), now("history.jsonl")), (history.clone(), history));
     assert_eq!(now("nameless.jsonl"), nameless);
     assert!(place.path("runs/me/adapter/best").exists());

@@ -134,14 +134,14 @@ impl CostHistory {
     /// Reads the file; none is an empty history. Measurements that cannot be are left out.
     pub fn read(path: &Path) -> Result<CostHistory, CostFileError> {
         let unreadable = |what: String| CostFileError::Unreadable { path: path.to_owned(), what };
-        let file = match File::open(path) {
-            Ok(file) => file,
+        match std::fs::metadata(path) {
+            Ok(file) if file.is_file() => {}
+            // A pipe would wait for a writer for ever.
+            Ok(_) => return Err(unreadable("no ordinary file".into())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(CostHistory::default()),
-            Err(error) => return Err(FileError::new("open", path)(error).into()),
-        };
-        if !file.metadata().map_err(FileError::new("read", path))?.is_file() {
-            return Err(unreadable("no ordinary file".into()));
+            Err(error) => return Err(FileError::new("read", path)(error).into()),
         }
+        let file = File::open(path).map_err(FileError::new("open", path))?;
         let mut bytes = Vec::new();
         file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(FileError::new("read", path))?;
         if bytes.len() as u64 > BYTES_MAX {

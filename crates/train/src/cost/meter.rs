@@ -11,8 +11,8 @@ pub struct Meter {
     pub tokens: u64,
     pub work: f64,
     pub seconds: f64,
-    /// Recent work and tokens, and their seconds. Older ones fade, so that a machine that heats up shows.
-    recent: [f64; 3],
+    /// Recent work, tokens, seconds, and seconds of updates alone. Older ones fade, so that a machine that heats up shows.
+    recent: [f64; 4],
     pace: Vec<[f64; 2]>,
     /// Every so many updates become a point of the pace.
     stride: u64,
@@ -25,7 +25,7 @@ impl Meter {
     /// A meter at the beginning of a session on a machine that slows down like this.
     pub fn new(plateau: Plateau) -> Self {
         let pace = vec![[0.0, 0.0]];
-        Self { plateau, updates: 0, tokens: 0, work: 0.0, seconds: 0.0, recent: [0.0; 3], pace, stride: 1 }
+        Self { plateau, updates: 0, tokens: 0, work: 0.0, seconds: 0.0, recent: [0.0; 4], pace, stride: 1 }
     }
 
     pub fn add_update(&mut self, work: f64, tokens: u64, seconds: f64) {
@@ -33,6 +33,7 @@ impl Meter {
         self.tokens += tokens;
         self.recent = self.recent.map(|value| value * FADE);
         self.recent[1] += tokens as f64;
+        self.recent[3] += seconds;
         self.add(work, seconds);
         if self.updates.is_multiple_of(self.stride) && self.seconds > self.pace[self.pace.len() - 1][0] {
             self.pace.push([self.seconds, self.work]);
@@ -64,9 +65,9 @@ impl Meter {
         self.recent[2] += seconds;
     }
 
-    /// Tokens per second over the last updates.
+    /// Tokens per second of the last updates; validations and saves between them do not count.
     pub fn tokens_per_second(&self) -> f64 {
-        self.recent[1] / self.recent[2].max(1e-9)
+        self.recent[1] / self.recent[3].max(1e-9)
     }
 
     /// Seconds that `work` more will take: at the rate of the last updates, which falls as it did in earlier runs. A
@@ -115,6 +116,9 @@ mod tests {
         let estimate = meter.remaining_seconds(100.0);
         assert!((190.0..200.0).contains(&estimate), "{estimate}");
         assert!((meter.tokens_per_second() - 5.0).abs() < 0.3);
+        let before = meter.tokens_per_second();
+        meter.add_validation(3.0, 60.0);
+        assert_eq!(meter.tokens_per_second(), before, "a validation is no slower training");
     }
 
     #[test]
