@@ -105,7 +105,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
 fn masked(bytes: &[u8]) -> u32 {
     let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     let crc = !bytes.iter().fold(!0u32, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit));
-    (crc >> 15 | crc << 17).wrapping_add(0xa282_ead8)
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 #[test]
