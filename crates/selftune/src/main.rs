@@ -46,8 +46,8 @@ First steps:
   selftune train --model smollm2-135m-instruct --data me.jsonl
   selftune eval --run runs/me                              compare: base, retrieval, adapter, both
 
-Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a model, history, adapter or configuration cannot be used;
-130 interrupted, with everything saved (also out of a hold).";
+Exit codes: 0 done; 1 failed; 2 wrong usage, or an output that is there already; 3 a model, history, adapter, run or
+configuration is missing or cannot be used; 130 interrupted, with everything saved (also out of a hold).";
 
 fn main() -> ExitCode {
     let command_line = CommandLine::parse();

@@ -181,7 +181,7 @@ pub fn merge(
 }
 
 /// A full disk or a forbidden folder is the machine's fault; sums that are no numbers are the input's.
-fn write_failure(error: formats::FormatError) -> Failure {
+pub fn write_failure(error: formats::FormatError) -> Failure {
     match error {
         formats::FormatError::Write { .. } => error.into(),
         error => Failure::input(error),

@@ -308,10 +308,11 @@ pub fn training_failure(error: train::TrainError) -> Failure {
     Failure { exit, error: error.into() }
 }
 
-/// A folder that the system refuses is its fault; one that holds something else is the user's to mend.
+/// Why a new run's folder could not be made: the system refuses it, or it is there already, as with any other output.
 pub fn run_failure(error: train::RunFolderError) -> Failure {
     let exit = match error {
         train::RunFolderError::File(_) => ExitStatus::Failed,
+        train::RunFolderError::Exists { .. } | train::RunFolderError::Foreign { .. } => ExitStatus::WrongUsage,
         _ => ExitStatus::BadInput,
     };
     Failure { exit, error: error.into() }

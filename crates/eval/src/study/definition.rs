@@ -141,7 +141,7 @@ pub struct StudyError {
     pub reason: String,
 }
 
-mod defaults {
+pub(super) mod defaults {
     pub fn seed() -> u64 {
         1
     }

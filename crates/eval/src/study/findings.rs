@@ -103,6 +103,28 @@ pub struct GroupGain {
     pub gain: Estimate,
 }
 
+impl GroupGain {
+    /// `50 to 99` or `200 and more`.
+    pub fn records(&self) -> String {
+        match self.records_below {
+            Some(below) => format!("{} to {}", self.records_from, below - 1),
+            None => format!("{} and more", self.records_from),
+        }
+    }
+
+    /// As in study.json.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "of": self.of.name,
+            "minus": self.minus.name,
+            "records_from": self.records_from,
+            "records_below": self.records_below,
+            "users": self.users,
+            "gain": estimate_json(Some(self.gain)),
+        })
+    }
+}
+
 /// What training took, over all people of a section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TrainingTotals {
@@ -145,13 +167,13 @@ const MORE_COMPARISONS: [(&str, &str, &str); 2] = [
 ];
 
 /// The gains that are grouped by history length.
-const GROUPED: [(&str, &str); 2] = [("adapter", "base"), ("adapter_retrieval", "retrieval")];
+pub(super) const GROUPED: [(&str, &str); 2] = [("adapter", "base"), ("adapter_retrieval", "retrieval")];
 
 /// One person's rows of every arm of a section, over the queries that all arms answered.
-struct Person<'a> {
-    user: &'a StudyUser,
-    arms: Vec<(&'static Arm, Vec<QueryRow>)>,
-    training: Option<&'a UnitTraining>,
+pub(super) struct Person<'a> {
+    pub user: &'a StudyUser,
+    pub arms: Vec<(&'static Arm, Vec<QueryRow>)>,
+    pub training: Option<&'a UnitTraining>,
 }
 
 impl Findings {
@@ -379,7 +401,7 @@ fn best_arm(metric: &'static Metric, means: &[ArmMeans], people: &[Person], boot
     Some(BestArm { arm, next, difference: found.over_users, outcome: found.outcome })
 }
 
-fn group_gains(
+pub(super) fn group_gains(
     metric: &'static Metric,
     of: &str,
     minus: &str,
@@ -534,16 +556,6 @@ impl MetricFinding {
                 "unparsable": arm.unparsable,
             })
         };
-        let group = |group: &GroupGain| {
-            json!({
-                "of": group.of.name,
-                "minus": group.minus.name,
-                "records_from": group.records_from,
-                "records_below": group.records_below,
-                "users": group.users,
-                "gain": estimate_json(Some(group.gain)),
-            })
-        };
         let best = self.best.as_ref().map(|best| {
             json!({
                 "arm": best.arm.name,
@@ -557,7 +569,7 @@ impl MetricFinding {
             "arms": self.arms.iter().map(arm).collect::<Vec<_>>(),
             "differences": self.differences.iter().map(StudyDifference::to_json).collect::<Vec<_>>(),
             "best": best,
-            "groups": self.groups.iter().map(group).collect::<Vec<_>>(),
+            "groups": self.groups.iter().map(GroupGain::to_json).collect::<Vec<_>>(),
         })
     }
 }

@@ -485,16 +485,12 @@ fn length_part(findings: &Findings) -> Option<Part> {
     let mut rows = Vec::new();
     for (section, metric) in measured(findings) {
         for group in &metric.groups {
-            let records = match group.records_below {
-                Some(below) => format!("{} to {}", group.records_from, below - 1),
-                None => format!("{} and more", group.records_from),
-            };
             rows.push(vec![
                 section.history.clone(),
                 section.configuration.clone(),
                 metric_name(metric.metric),
                 format!("{} − {}", group.of.label, group.minus.label),
-                records,
+                group.records(),
                 group.users.to_string(),
                 signed(metric.metric, group.gain),
             ]);

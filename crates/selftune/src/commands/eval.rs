@@ -10,7 +10,8 @@ use crate::workbench::{self, ComputeArguments, HistoryArguments, HistoryChoice, 
 use anyhow::Context;
 use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Record};
 use eval::report::ReportInputs;
-use std::collections::HashSet;
+use eval::study::{GroupGain, gains_by_length};
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use train::RunFolder;
 
@@ -175,7 +176,19 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     if let Some(written) = &written {
         terminal.line(format!("\nreport: {}", written.display()));
     }
+    let owners: BTreeMap<&str, &str> =
+        queries.iter().map(|query| (query.id.as_str(), query.user.as_str())).collect();
+    let mut records = BTreeMap::<&str, usize>::new();
+    seen.iter().for_each(|record| *records.entry(&record.user).or_default() += 1);
+    let groups = gains_by_length(&evaluation, &owners, &records);
+    show_groups(&groups, terminal);
     let mut json = evaluation.to_json(arguments.rows);
+    let group_json = |(metric, group): &(&eval::Metric, GroupGain)| {
+        let mut json = group.to_json();
+        json["metric"] = metric.name.into();
+        json
+    };
+    json["groups"] = groups.iter().map(group_json).collect();
     json["wall_s"] = evaluation.wall_s.into();
     json["run_dir"] = serde_json::to_value(subject.run.as_ref().map(|(run, _)| run.path()))?;
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
@@ -183,6 +196,19 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     json["kept"] = serde_json::to_value(kept)?;
     terminal.json(&json);
     Ok(if training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })
+}
+
+/// Gains by the length of the people's histories, where the questions are several people's.
+fn show_groups(groups: &[(&eval::Metric, GroupGain)], terminal: &Terminal) {
+    if !groups.is_empty() {
+        terminal.heading("By records before the questions");
+    }
+    for (metric, group) in groups {
+        let GroupGain { of, minus, users, gain, .. } = group;
+        let interval = gain.interval.map_or_else(String::new, |interval| format!(" (95 % {:+.3} to {:+.3})", interval.low, interval.high));
+        let records = group.records();
+        terminal.line(format!("  {}: {} − {}, {records} records, {users} people: {:+.3}{interval}", metric.label, of.label, minus.label, gain.value));
+    }
 }
 
 fn subject(arguments: &Arguments) -> Result<Subject, Failure> {

@@ -59,20 +59,26 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         None => None,
     };
     let mut whole = checked(&files, base_config.as_ref(), terminal)?;
-    if let (Some(model), Some(metadata)) = (model, &mut whole.metadata) {
+    if let Some(model) = model {
         let files: Vec<&AdapterFile> = files.iter().map(|(_, file)| file).collect();
-        metadata.base_content_hash = merging::check_base(&model_store::resolve(model)?, &files, merge.other_base, terminal)?;
+        let base = merging::check_base(&model_store::resolve(model)?, &files, merge.other_base, terminal)?;
+        if let Some(metadata) = &mut whole.metadata {
+            metadata.base_content_hash = base;
+        }
     }
     let bytes = whole.matrices.iter().map(|matrix| 4 * (matrix.a.len() + matrix.b.len()) as u64).sum();
     merging::check_disk(out, bytes)?;
-    let refused = || format!("cannot export to {to}");
+    let refused = |error| {
+        let failure = merging::write_failure(error);
+        Failure { error: failure.error.context(format!("cannot export to {to}")), ..failure }
+    };
     match (to.as_str(), &base_config) {
-        ("peft", _) => write_folder(out, |folder| write_peft(folder, &whole)).bad_input(refused())?,
+        ("peft", _) => write_folder(out, |folder| write_peft(folder, &whole)).map_err(refused)?,
         ("mlx", Some(config)) => {
-            let blocks = ModelConfig::from_json(config).bad_input(refused())?.blocks.len();
-            write_folder(out, |folder| write_mlx(folder, &whole, blocks)).bad_input(refused())?;
+            let blocks = ModelConfig::from_json(config).bad_input("cannot use the model")?.blocks.len();
+            write_folder(out, |folder| write_mlx(folder, &whole, blocks)).map_err(refused)?;
         }
-        ("gguf", Some(config)) => write_gguf(out, &whole, config).bad_input(refused())?,
+        ("gguf", Some(config)) => write_gguf(out, &whole, config).map_err(refused)?,
         _ => return Err(Failure::usage(format!("--to {to} needs --model"))),
     }
     terminal.line(format!("{}: {to}, rank {}, {}", out.display(), whole.config.r, human_bytes(bytes)));

@@ -107,7 +107,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
             if let Some(new) = new {
                 let hashes = versions.iter().map(|seen| (seen.hash.clone(), RunFolder::open(&new).map(|run| run.best_adapter())));
                 for (hash, adapter) in hashes {
-                    replaced.versions.insert(hash, adapter.map_err(training::run_failure)?);
+                    replaced.versions.insert(hash, adapter.bad_input("cannot use a run")?);
                 }
                 replaced.runs.insert(run.path.clone(), new);
             }
@@ -221,7 +221,7 @@ fn find(history: &Path, id: &str) -> Result<Option<Place>, Failure> {
     let history = data::read_history(history, &options).bad_input(format!("cannot use the history {}", history.display()))?;
     let mut places = Vec::new();
     for file in &history.files {
-        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let bytes = std::fs::read(file).bad_input(format!("cannot read {}", file.display()))?;
         places.extend(lines_that_say(&bytes, id).into_iter().map(|line| Place { file: file.clone(), line }));
     }
     let read = history.records.iter().find(|record| record.id == id);
@@ -339,8 +339,8 @@ fn find_traces(folder: &Path, id: &str) -> Result<Traces, Failure> {
     let mut affected: Vec<Affected> = Vec::new();
     let mut others = Vec::new();
     for path in run_folders(folder).bad_input(format!("cannot list {}", folder.display()))? {
-        let run = RunFolder::open(&path).map_err(training::run_failure)?;
-        let (inputs, config) = (RunInputs::of(&run)?, run.config().map_err(training::run_failure)?);
+        let run = RunFolder::open(&path).bad_input("cannot use a run")?;
+        let (inputs, config) = (RunInputs::of(&run)?, run.config().bad_input("cannot use a run")?);
         let saw = saw(&run, id)?;
         let path = std::path::absolute(&path).unwrap_or(path);
         match saw {
@@ -348,7 +348,7 @@ fn find_traces(folder: &Path, id: &str) -> Result<Traces, Failure> {
             None => others.push(Affected { path, saw: Saw::Inherited, inputs, config }),
         }
         let is_affected = saw.is_some();
-        if is_affected && run.watch().map_err(training::run_failure)?.status == RunStatus::Running {
+        if is_affected && run.watch().bad_input("cannot use a run")?.status == RunStatus::Running {
             return Err(Failure::input(format!("{} is being trained; stop it first (Ctrl-C saves it)", run.path().display())));
         }
     }
@@ -361,7 +361,7 @@ fn find_traces(folder: &Path, id: &str) -> Result<Traces, Failure> {
             || versions.iter().any(|seen| run.inputs.is_built_on_adapter(&seen.hash))
     }) {
         let run = others.remove(index);
-        if RunFolder::open(&run.path).and_then(|run| run.watch()).map_err(training::run_failure)?.status == RunStatus::Running {
+        if RunFolder::open(&run.path).and_then(|run| run.watch()).bad_input("cannot use a run")?.status == RunStatus::Running {
             return Err(Failure::input(format!("{} is being trained; stop it first (Ctrl-C saves it)", run.path.display())));
         }
         affected.push(run);
@@ -401,7 +401,7 @@ impl RunInputs {
 
 /// How the record came into a run, by its list of examples and by the receipt of its adapter.
 fn saw(run: &RunFolder, id: &str) -> Result<Option<Saw>, Failure> {
-    let examples = run.examples().map_err(training::run_failure)?.unwrap_or_default();
+    let examples = run.examples().bad_input("cannot use a run")?.unwrap_or_default();
     let all = || examples.training.iter().map(|entry| (entry, Saw::Trained)).chain(examples.validation.iter().map(|entry| (entry, Saw::Validated)));
     if let Some((_, saw)) = all().find(|(entry, _)| entry.record_id == id) {
         return Ok(Some(saw));
@@ -455,7 +455,7 @@ fn replace(
     inputs.data = preparation.account();
     inputs.replaces = Some(old.path.clone());
     let (run, resume) = match attempt {
-        Some((path, _)) => (RunFolder::open(&path).map_err(training::run_failure)?, true),
+        Some((path, _)) => (RunFolder::open(&path).bad_input("cannot use a run")?, true),
         None => {
             let path = free_path(&old.path)?;
             (RunFolder::create(&path, serde_json::to_value(&inputs)?).map_err(training::run_failure)?, false)
@@ -492,10 +492,10 @@ fn replace(
 /// A run that an earlier call began in place of `old`, and whether it is finished.
 fn attempt_to_replace(old: &Path, runs: &Path) -> Result<Option<(PathBuf, bool)>, Failure> {
     for path in run_folders(runs).bad_input(format!("cannot list {}", runs.display()))? {
-        let run = RunFolder::open(&path).map_err(training::run_failure)?;
+        let run = RunFolder::open(&path).bad_input("cannot use a run")?;
         let is_ours = RunInputs::of(&run).is_ok_and(|inputs| inputs.replaces.as_deref() == Some(old));
-        if is_ours && run.config().map_err(training::run_failure)?.is_some() {
-            let finished = run.watch().map_err(training::run_failure)?.status == RunStatus::Finished;
+        if is_ours && run.config().bad_input("cannot use a run")?.is_some() {
+            let finished = run.watch().bad_input("cannot use a run")?.status == RunStatus::Finished;
             return Ok(Some((path, finished)));
         }
     }

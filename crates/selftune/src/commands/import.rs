@@ -4,7 +4,7 @@ use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::terminal::Terminal;
 use clap::{Args, ArgMatches, Command};
 use data::import::git::{self, GitImportOptions};
-use data::import::{IMPORTERS, ImportOptions, Imported, Importer, LeftOut};
+use data::import::{IMPORTERS, ImportError, ImportOptions, Imported, Importer, LeftOut};
 use std::path::{Path, PathBuf};
 
 /// Turn what you have written into a history file.
@@ -159,7 +159,7 @@ fn files(importer: &'static Importer, arguments: FileArguments, terminal: &Termi
     let spinner = terminal.spinner("reading");
     let imported = data::import::import(importer, &options, &output.output, output.force);
     spinner.finish_and_clear();
-    let imported = imported.bad_input(format!("cannot import {}", importer.name))?;
+    let imported = imported.map_err(|error| failure(error, format!("cannot import {}", importer.name)))?;
     report(&imported, imported.left_out.clone(), &output, serde_json::json!([]), terminal);
     Ok(ExitStatus::Done)
 }
@@ -180,7 +180,8 @@ fn git(arguments: GitArguments, terminal: &Terminal) -> Outcome {
     spinner.finish_and_clear();
     let import = import.bad_input(format!("cannot import {}", arguments.repo.display()))?;
     let output = &arguments.output;
-    let imported = git::write_history(&output.output, &import, output.mask, output.force)?;
+    let imported = git::write_history(&output.output, &import, output.mask, output.force)
+        .map_err(|error| failure(error, format!("cannot import {}", arguments.repo.display())))?;
 
     let authors: Vec<_> = import.authors.iter().map(|(name, count)| format!("{name} ({count})")).collect();
     terminal.line(format!("by {}", authors.join(", ")));
@@ -234,6 +235,16 @@ fn report(
         "left_out": left_out,
         "masked": imported.masked,
     }));
+}
+
+/// What is wrong with the output is not the source's fault.
+fn failure(error: ImportError, context: String) -> Failure {
+    let exit = match error {
+        ImportError::Write { .. } => ExitStatus::Failed,
+        ImportError::Exists(_) => ExitStatus::WrongUsage,
+        _ => ExitStatus::BadInput,
+    };
+    Failure { exit, error: anyhow::Error::new(error).context(context) }
 }
 
 /// Said before the work is done; writing checks it again.

@@ -1,21 +1,28 @@
 //! `selftune runs`: all runs at a glance.
 
 use crate::commands::status::{standing, verdict};
-use crate::failure::{ExitStatus, InputError, Outcome};
+use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::terminal::{STRONG, Terminal};
 use crate::training::RunInputs;
 use std::path::{Path, PathBuf};
 use train::RunFolder;
 
+/// Where runs are kept unless `--output` says otherwise.
+const FOLDER: &str = "runs";
+
 /// List the runs in a folder: state, model, history, updates, loss, verdict.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// The folder that holds the run folders
-    #[arg(default_value = "runs")]
+    #[arg(default_value = FOLDER)]
     folder: PathBuf,
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    // Before the first run there is no such folder yet; one that is named has to be there.
+    if !arguments.folder.is_dir() && arguments.folder != Path::new(FOLDER) {
+        return Err(Failure::input(format!("{}: no such folder", arguments.folder.display())));
+    }
     let mut rows = Vec::new();
     let mut values = Vec::new();
     for path in run_folders(&arguments.folder).bad_input(format!("cannot list {}", arguments.folder.display()))? {

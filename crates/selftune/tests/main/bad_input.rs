@@ -109,7 +109,7 @@ fn adapters_for_another_base_and_folders_of_others() {
     std::fs::create_dir(place.path("mine")).expect("a folder");
     place.write("mine/letter.txt", "dear");
     let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "mine"];
-    place.refuses(&[&train, SHORT].concat(), 3, &["mine", "nothing in it was touched"]);
+    place.refuses(&[&train, SHORT].concat(), 2, &["mine", "nothing in it was touched"]);
     assert_eq!(std::fs::read_to_string(place.path("mine/letter.txt")).expect("the letter"), "dear");
     place.refuses(&["eval", "--run", "mine"], 3, &["not a run folder"]);
 }
@@ -127,6 +127,76 @@ fn numbers_that_leave_nothing() {
     place.refuses(&["pull", "smollm2-135m-instruct", "--sha256", &"0".repeat(64)], 3, &["SHA-256"]);
     assert!(place.run(&["generate", "--model", "model", "hi", "--context", "64"]).status.success());
     assert!(place.run(&["train", "--settings"]).status.success());
+}
+
+/// Like errors of all commands give like codes: input that is missing or another thing 3, an output that is there 2, one
+/// that cannot be made 1.
+#[test]
+fn exit_codes_depend_on_the_error_and_not_on_the_command() {
+    let place = Place::new();
+    place.json(&[&["train", "--model", "model", "--data", "history.jsonl", "--output", "run"], SHORT].concat());
+    place.write("diary.csv", "text,day\nrain,2024-05-01\n");
+    std::fs::create_dir(place.path("empty")).expect("a folder");
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "new"];
+    let with = |more: &[&'static str]| [&train[..], more].concat();
+    for missing in ["nowhere", "empty"] {
+        let commands: [Vec<&str>; 20] = [
+            vec!["train", "--model", missing, "--data", "history.jsonl"],
+            vec!["train", "--model", "model", "--data", missing],
+            [&train[..], &["--config", missing]].concat(),
+            [&train[..], &["--on", missing]].concat(),
+            [&train[..], &["--from", missing]].concat(),
+            vec!["train", "--resume", missing],
+            vec!["plan", "--model", "model", "--data", missing],
+            vec!["eval", "--run", missing],
+            vec!["eval", "--model", "model", "--data", "history.jsonl", "--adapter", missing],
+            vec!["eval", "--run", "run", "--other-run", missing],
+            vec!["generate", "--run", missing, "hello"],
+            vec!["generate", "--model", "model", "--adapter", missing, "hello"],
+            vec!["generate", "--model", "model", "--record", missing],
+            vec!["export", "--adapter", missing, "--to", "peft", "--out", "new"],
+            vec!["merge", "--model", "model", "--adapter", missing, "--out", "new"],
+            vec!["inspect", missing],
+            vec!["status", missing],
+            vec!["forget", "--record", "r3", "--history", missing, "--runs", "."],
+            vec!["import", "csv", missing, "--output", "new"],
+            vec!["study", missing, "--out", "new"],
+        ];
+        for command in commands {
+            place.refuses(&command, 3, &[missing]);
+        }
+        assert!(!place.path("new").exists());
+    }
+    place.refuses(&["runs", "nowhere"], 3, &["nowhere"]);
+    place.refuses(&["forget", "--record", "r3", "--runs", "nowhere"], 3, &["nowhere"]);
+
+    let export = ["export", "--adapter", "run/adapter/best", "--to", "peft", "--out"];
+    let merge = ["merge", "--model", "model", "--adapter", "run/adapter/best", "--out"];
+    let import = ["import", "csv", "diary.csv", "--output"];
+    let eval = ["eval", "--run", "run", "--no-generate", "--queries", "1", "--report"];
+    let out = |command: &[&'static str], to: &'static str| [command, &[to]].concat();
+    for there in [
+        out(&["train", "--model", "model", "--data", "history.jsonl", "--output"], "run"),
+        out(&export, "run"),
+        out(&merge, "run"),
+        out(&import, "diary.csv"),
+        out(&eval, "run"),
+    ] {
+        place.refuses(&there, 2, &[there.last().expect("an output")]);
+    }
+    // Below a file nothing can be made, whoever asks.
+    const BELOW: &str = "history.jsonl/x";
+    for impossible in [
+        out(&["train", "--model", "model", "--data", "history.jsonl", "--output"], BELOW),
+        with(&["--tensorboard", BELOW]),
+        out(&export, BELOW),
+        out(&merge, BELOW),
+        out(&import, BELOW),
+        out(&eval, BELOW),
+    ] {
+        place.refuses(&impossible, 1, &["history.jsonl"]);
+    }
+    assert!(!place.path("new").exists());
 }
 
 #[cfg(target_os = "linux")]

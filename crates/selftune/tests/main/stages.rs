@@ -68,8 +68,22 @@ fn the_task_stage_learns_from_everybody_and_shows_each_only_the_own_earlier_reco
         .collect();
     assert!(validation.len() > 1, "validation knows only {validation:?}");
     // The newest of everybody is held out; the run can be judged on them.
-    let evaluation = place.json(&["eval", "--run", "task", "--no-generate"]);
+    let evaluation = place.json(&["eval", "--run", "task", "--no-generate", "--rows"]);
     assert_eq!(evaluation["arms"][0]["queries"], 6);
+    // Everybody has ten records before the questions: one group, in which each person weighs the same.
+    let group = &evaluation["groups"][0];
+    assert_eq!((&group["of"], &group["minus"]), (&json!("adapter"), &json!("base")), "{}", evaluation["groups"]);
+    assert_eq!((&group["records_from"], &group["records_below"], &group["users"]), (&json!(0), &json!(50), &json!(3)));
+    let loss = |arm: &str, user: &str| {
+        let arms = evaluation["arms"].as_array().expect("arms");
+        let rows = arms.iter().find(|found| found["name"] == arm).expect("the arm")["rows"].as_array().expect("rows");
+        let of_user = rows.iter().filter(|row| row["id"].as_str().expect("an id").starts_with(user));
+        let sum = |key: &str| of_user.clone().map(|row| row[key].as_f64().expect("a number")).sum::<f64>();
+        sum("loss_sum") / sum("answer_tokens")
+    };
+    let gain: f64 =
+        ["ann", "bob", "cyd"].iter().map(|user| loss("adapter", user) - loss("base", user)).sum::<f64>() / 3.0;
+    assert!((group["gain"]["value"].as_f64().expect("a gain") - gain).abs() < 1e-9, "{group}, expected {gain}");
 
     place.refuses(
         &["train", "--model", "model", "--data", "everybody.jsonl", "--stage", "task", "--user", "ann"],
