@@ -215,10 +215,19 @@ impl QuantizeForward {
                 inverse.store(inverses.as_mut_ptr().add(at));
             }
             let mut sums = [S::zero(); TOGETHER];
+            // Index of each cell and of its first scale: found anew only where a panel begins.
+            let mut places = [0; TOGETHER];
             let mut cell = first;
+            let (mut place, mut left_in_panel) = (0, 0);
             for i in 0..count {
+                if left_in_panel == 0 {
+                    place = self.place(first_row, height, cell);
+                    left_in_panel = (PANEL_TILES - cell.tile % PANEL_TILES).min(input.tiles - cell.tile);
+                }
+                places[i] = if G == 1 { place } else { (place - cell.row) * G + cell.row };
                 let values = self.values::<S>(first_row + cell.row, cell.tile, false);
-                let to = input.integers.add(self.place(first_row, height, cell) * input.cell_bytes);
+                let to = input.integers.add(place * input.cell_bytes);
+                (place, left_in_panel) = (place + height, left_in_panel - 1);
                 let mut integers = [S::zero(); 4];
                 for group in 0..G {
                     let inverse = S::Float::splat(inverses[i * G + group]);
@@ -244,14 +253,11 @@ impl QuantizeForward {
                 let sum = combine_each::<S, IntegerSum>(sums.as_ptr().add(at));
                 (S::Float::load(scales.as_ptr().add(at)) * sum.to_float()).store(x_sums.as_mut_ptr().add(at));
             }
-            let mut cell = first;
-            for i in 0..count {
-                let place = (self.place(first_row, height, cell) - cell.row) * G + cell.row;
+            for (i, place) in places[..count].iter().enumerate() {
                 for group in 0..G {
                     let (scale, sum) = (scales[i * G + group], x_sums[i * G + group]);
                     *input.scales.add(place + group * height) = RowScale { scale, sum };
                 }
-                cell = cell.next(input.tiles);
             }
             cell
         }
