@@ -198,7 +198,7 @@ impl QuantizeForward {
         unsafe {
             let mut cell = first;
             for i in 0..count {
-                let values = self.values::<S>(first_row + cell.row, cell.tile, true);
+                let values = self.values::<S>(first_row + cell.row, cell.tile, 0);
                 for group in 0..G {
                     let values = &values[group * 4 / G..(group + 1) * 4 / G];
                     largest[i * G + group] = values.iter().fold(S::zero(), |most, value| most.max_magnitude(*value));
@@ -216,6 +216,7 @@ impl QuantizeForward {
             }
             let mut sums = [S::zero(); TOGETHER];
             // Index of each cell and of its first scale: found anew only where a panel begins.
+            let rows_ahead = (TOGETHER / G).div_ceil(input.tiles);
             let mut places = [0; TOGETHER];
             let mut cell = first;
             let (mut place, mut left_in_panel) = (0, 0);
@@ -225,7 +226,7 @@ impl QuantizeForward {
                     left_in_panel = (PANEL_TILES - cell.tile % PANEL_TILES).min(input.tiles - cell.tile);
                 }
                 places[i] = if G == 1 { place } else { (place - cell.row) * G + cell.row };
-                let values = self.values::<S>(first_row + cell.row, cell.tile, false);
+                let values = self.values::<S>(first_row + cell.row, cell.tile, rows_ahead);
                 let to = input.integers.add(place * input.cell_bytes);
                 (place, left_in_panel) = (place + height, left_in_panel - 1);
                 let mut integers = [S::zero(); 4];
@@ -270,18 +271,18 @@ impl QuantizeForward {
         first_cell(self.input.rows, self.input.tiles, panel, first_row) + cell.tile % PANEL_TILES * height + cell.row
     }
 
-    /// The floats of a cell, zeros beyond the columns.
+    /// The floats of a cell, zeros beyond the columns; those `rows_ahead` rows further are fetched.
     #[inline(always)]
-    unsafe fn values<S: IntegerSimd>(&self, row: usize, tile: usize, ahead: bool) -> [S::Float; 4] {
+    unsafe fn values<S: IntegerSimd>(&self, row: usize, tile: usize, rows_ahead: usize) -> [S::Float; 4] {
         let mut values = [S::Float::zero(); 4];
         // SAFETY: passed on; the columns are a multiple of 16.
         unsafe {
             let from = self.x.add(row * self.x_stride + tile * TILE);
             let whole = (tile + 1) * TILE <= self.columns;
             for (v, value) in values.iter_mut().enumerate() {
-                if ahead {
-                    // The same columns of the next row.
-                    S::prefetch_near(from.wrapping_add(self.x_stride + LANES * v).cast());
+                if rows_ahead > 0 {
+                    // What is read after the cells at hand.
+                    S::prefetch_near(from.wrapping_add(rows_ahead * self.x_stride + LANES * v).cast());
                 }
                 if whole || tile * TILE + LANES * v < self.columns {
                     *value = S::Float::load(from.add(LANES * v));
