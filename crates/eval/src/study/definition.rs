@@ -44,10 +44,10 @@ pub struct StudyHistory {
     #[serde(default)]
     pub task: Option<String>,
     /// Frozen adapters under every arm, bottom first: a task adapter of the first stage. Relative to the study's file.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_once")]
     pub on: Vec<PathBuf>,
-    /// Only these people; all if empty.
-    #[serde(default)]
+    /// Only these people; all if it is left out.
+    #[serde(default, deserialize_with = "each_once")]
     pub users: Vec<String>,
     /// Only the first so many people, in the order of the file.
     #[serde(default)]
@@ -63,8 +63,8 @@ pub struct StudyHistory {
     /// People with fewer records than this are reported and left out.
     #[serde(default = "defaults::records_min")]
     pub records_min: usize,
-    /// Names of [`crate::METRICS`]; the task's own if empty.
-    #[serde(default)]
+    /// Names of [`crate::METRICS`]; the task's own if it is left out.
+    #[serde(default, deserialize_with = "each_once")]
     pub metrics: Vec<String>,
 }
 
@@ -96,8 +96,8 @@ impl Default for EvaluationSettings {
 pub struct Configuration {
     /// Its name in tables and folders; letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Only for these histories; all if empty.
-    #[serde(default)]
+    /// Only for these histories; all if it is left out.
+    #[serde(default, deserialize_with = "each_once")]
     pub histories: Vec<String>,
     /// A preset of `train`.
     #[serde(default)]
@@ -105,8 +105,8 @@ pub struct Configuration {
     /// Settings of `train` over the preset.
     #[serde(default)]
     pub train: toml::Table,
-    /// The arms; all five if empty. Arms without an adapter are measured once for all configurations.
-    #[serde(default)]
+    /// The arms; all five if it is left out. Arms without an adapter are measured once for all configurations.
+    #[serde(default, deserialize_with = "each_once")]
     pub arms: Vec<String>,
     /// Serves the adapters of this configuration instead of training its own.
     #[serde(default)]
@@ -118,7 +118,7 @@ pub struct Configuration {
     #[serde(default)]
     pub isa: Option<String>,
     /// Makes one configuration for each number: adapters on the last so many blocks. The first is listed first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_once")]
     pub depths: Vec<usize>,
     /// How many blocks have adapters, where the configuration came from `depths`. Not for the file.
     #[serde(default, skip_deserializing)]
@@ -295,11 +295,7 @@ impl StudyHistory {
                 return wrong(format!("metric {metric:?}, expected some of {}", names.join(", ")));
             }
         }
-        let mut seen = BTreeSet::new();
-        match self.users.iter().find(|user| !seen.insert(*user)) {
-            Some(twice) => wrong(format!("user {twice:?} is listed twice")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -352,6 +348,22 @@ fn written_out(configuration: Configuration) -> Vec<Configuration> {
         Configuration { name, train, depth: Some(depth), depths: Vec::new(), ..configuration.clone() }
     };
     depths.into_iter().map(at).collect()
+}
+
+/// A list that says something: an empty one would mean everything, which leaving its key out says better, and what is
+/// listed twice is a slip.
+fn each_once<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + PartialEq + std::fmt::Debug,
+{
+    let list: Vec<T> = Vec::deserialize(deserializer)?;
+    let is_repeated = |place: &usize| list[..*place].contains(&list[*place]);
+    match (0..list.len()).find(is_repeated) {
+        Some(place) => Err(serde::de::Error::custom(format!("{:?} is listed twice", list[place]))),
+        None if list.is_empty() => Err(serde::de::Error::custom("the list is empty; leave its key out")),
+        None => Ok(list),
+    }
 }
 
 /// Names become folders: no path, nothing hidden, each once.
@@ -427,6 +439,23 @@ mod tests {
         ] {
             let message = refused(extra);
             assert!(message.contains(words), "{extra}: {message}");
+        }
+        for (extra, line, words) in [
+            ("arms = []", 11, "the list is empty; leave its key out"),
+            ("arms = [\"base\", \"adapter\", \"base\"]", 11, "\"base\" is listed twice"),
+            ("histories = [\"commits\", \"commits\"]", 11, "\"commits\" is listed twice"),
+            ("depths = [2, 2]", 11, "2 is listed twice"),
+            ("depths = []", 11, "the list is empty"),
+            (
+                "[[histories]]\nname = \"h\"\npath = \"p\"\nqueries = 2\nusers = [\"a\", \"a\"]",
+                15,
+                "\"a\" is listed twice",
+            ),
+            ("[[histories]]\nname = \"h\"\npath = \"p\"\nqueries = 2\nmetrics = []", 15, "the list is empty"),
+        ] {
+            let (key, message) = (extra.lines().last().unwrap().split(' ').next().unwrap(), refused(extra));
+            assert!(message.contains(words) && message.contains(&format!("line {line}")), "{extra}: {message}");
+            assert!(message.contains(&format!("{key} = ")), "{extra}: {message}");
         }
         let message = Study::parse("title = 1", Path::new("")).unwrap_err();
         assert!(message.contains("line 1"), "{message}");

@@ -67,6 +67,9 @@ pub fn preview(study: &Study, terminal: &Terminal) -> Outcome {
 pub fn run(study: Study, options: &StudyOptions, terminal: &Terminal) -> Outcome {
     let start = Instant::now();
     crate::training::stop_asked();
+    if options.report_only && !options.folder.join(DEFINITION).is_file() {
+        return Err(Failure::input(format!("{} holds no study; --report-only begins none", options.folder.display())));
+    }
     let histories = people::read_all(&study)?;
     show_people(&histories, terminal);
     let units = Units::of(&study, &histories)?;
@@ -133,10 +136,11 @@ struct Begun {
 }
 
 const FORMAT: &str = "selftune study 1";
+const DEFINITION: &str = "definition.json";
 
 /// Keeps the definition beside its results. A study may grow by people and configurations; the date stays.
 fn keep_definition(folder: &Path, study: &Study, model: &mut ModelChoice) -> Result<(), Failure> {
-    let path = folder.join("definition.json");
+    let path = folder.join(DEFINITION);
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let begun: Begun = serde_json::from_str(&text).bad_input(format!("cannot use {}", path.display()))?;

@@ -192,4 +192,12 @@ fn what_is_wrong_with_people_is_counted_and_said() {
     place.write("study.toml", "title = 3");
     place.refuses(&["study", "study.toml", "--out", "out"], 3, &["study.toml", "line 1"]);
     place.refuses(&["study", "none.toml", "--out", "out"], 3, &["none.toml"]);
+    // A list that would mean something else than it says.
+    place.write("study.toml", &study.replace("arms = [\"base\", \"adapter\"]\nprecision", "arms = []\nprecision"));
+    place.refuses(&["study", "study.toml", "--out", "out"], 3, &["study.toml", "arms = []", "leave its key out"]);
+    // A report of nothing makes no folder.
+    place.write("study.toml", &study);
+    let arguments = ["study", "study.toml", "--out", "none", "--report-only"];
+    place.refuses(&arguments, 3, &["none", "holds no study"]);
+    assert!(!place.path("none").exists());
 }
