@@ -130,9 +130,11 @@ fn history_files(path: &Path) -> Result<Vec<(PathBuf, Option<Split>)>, DataError
     if path.join("train.jsonl").is_file() {
         return Ok(given);
     }
-    let entries = std::fs::read_dir(path).map_err(|source| DataError::Read { path: path.to_path_buf(), source })?;
+    let entries = std::fs::read_dir(path).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let entries = entries.map_err(|source| DataError::Read { path: path.to_path_buf(), source })?;
     let mut files: Vec<(PathBuf, Option<Split>)> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .iter()
+        .map(std::fs::DirEntry::path)
         .filter(|file| file.extension().is_some_and(|ending| ending == "jsonl") && file.is_file())
         .map(|file| (file, None))
         .collect();
@@ -231,6 +233,15 @@ fn one_array() -> Fault {
     Fault { column: 0, reason, of_file: true }
 }
 
+/// The error of a file that cannot be read: the caller names the path it gave, but not the parts of a folder.
+fn unreadable(is_part: bool, path: &Path) -> impl Fn(std::io::Error) -> DataError + use<> {
+    let path = path.to_path_buf();
+    move |source| match is_part {
+        true => DataError::ReadPart { path: path.clone(), source },
+        false => DataError::Read { path: path.clone(), source },
+    }
+}
+
 fn line_too_long() -> Fault {
     Fault::whole(format!("the line is longer than {} MiB; expected one record a line", LINE_BYTES_MAX >> 20))
 }
@@ -246,20 +257,13 @@ impl Reader<'_> {
 
     /// A file that cannot be read, named where it is part of a folder.
     pub fn read_error(&self, path: &Path, source: std::io::Error) -> DataError {
-        match self.is_folder {
-            true => DataError::ReadPart { path: path.to_path_buf(), source },
-            false => DataError::Read { path: path.to_path_buf(), source },
-        }
+        unreadable(self.is_folder, path)(source)
     }
 
     /// JSON Lines: one record a line.
     fn read_lines(&mut self, path: &Path, split: Option<Split>) -> Result<(), DataError> {
-        let is_part = self.is_folder;
-        let read_error = |source| match is_part {
-            true => DataError::ReadPart { path: path.to_path_buf(), source },
-            false => DataError::Read { path: path.to_path_buf(), source },
-        };
-        let mut input = BufReader::with_capacity(1 << 16, std::fs::File::open(path).map_err(read_error)?);
+        let read_error = unreadable(self.is_folder, path);
+        let mut input = BufReader::with_capacity(1 << 16, std::fs::File::open(path).map_err(&read_error)?);
         let file: Arc<Path> = Arc::from(path);
         self.history.files.push(path.to_path_buf());
         self.file_has_begun = false;
@@ -269,13 +273,13 @@ impl Reader<'_> {
             bytes.clear();
             line += 1;
             let mut limited = (&mut input).take(LINE_BYTES_MAX as u64 + 1);
-            let count = limited.read_until(b'\n', &mut bytes).map_err(read_error)?;
+            let count = limited.read_until(b'\n', &mut bytes).map_err(&read_error)?;
             if count == 0 {
                 return Ok(());
             }
             self.hash.update(&bytes);
             let outcome = if count > LINE_BYTES_MAX && bytes.last() != Some(&b'\n') {
-                self.pass_rest_of_line(&mut input).map_err(read_error)?;
+                self.pass_rest_of_line(&mut input).map_err(&read_error)?;
                 let begins = self.file_begins_with(&bytes);
                 Err(if begins == Some(b'[') { one_array() } else { line_too_long() })
             } else {

@@ -160,7 +160,7 @@ pub(crate) fn text_time(text: &str) -> Option<i64> {
 pub struct PinnedDate(jiff::civil::Date);
 
 impl PinnedDate {
-    /// Today by this machine's clock and time zone.
+    /// Today by this machine's clock, in UTC.
     pub fn today() -> PinnedDate {
         PinnedDate(jiff::Timestamp::now().to_zoned_datetime(jiff::tz::TimeZone::UTC).date())
     }

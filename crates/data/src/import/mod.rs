@@ -181,3 +181,11 @@ fn is_me(options: &ImportOptions, name: &str) -> bool {
     let name = name.trim().to_lowercase();
     options.me.iter().any(|me| me.trim().to_lowercase() == name)
 }
+
+/// The error of a source in which nobody is named as the person says; it lists some of the names that there are.
+fn nobody_is_me<'a>(path: &Path, names: impl IntoIterator<Item = &'a str>) -> ImportError {
+    let mut names: Vec<&str> = names.into_iter().collect();
+    names.sort_unstable();
+    names.truncate(20);
+    ImportError::source(path, format!("nobody in it is named as --me says; the names are: {}", names.join(", ")))
+}

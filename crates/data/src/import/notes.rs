@@ -52,10 +52,13 @@ pub(super) fn files_below(folder: &Path, with_hidden: bool, sink: &mut Sink) -> 
                 continue;
             }
         };
-        for entry in entries.flatten() {
-            let path = entry.path();
-            let Ok(kind) = entry.file_type() else { continue };
-            if !with_hidden && entry.file_name().to_string_lossy().starts_with('.') && kind.is_dir() {
+        for entry in entries {
+            let entry = entry.and_then(|entry| Ok((entry.path(), entry.file_name(), entry.file_type()?)));
+            let Ok((path, name, kind)) = entry else {
+                sink.leave(folder.display(), "files that cannot be read");
+                continue;
+            };
+            if !with_hidden && name.to_string_lossy().starts_with('.') && kind.is_dir() {
                 sink.leave(path.display(), "hidden folders");
             } else if kind.is_symlink() {
                 sink.leave(path.display(), "links to other places");

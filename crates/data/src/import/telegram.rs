@@ -1,7 +1,7 @@
 //! The JSON export of Telegram Desktop: one chat, or all of them.
 
 use super::conversation::{Conversation, Said};
-use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, is_me, open};
+use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, is_me, nobody_is_me, open};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -92,11 +92,7 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
             names.extend(message.from.as_deref());
         }
         if !is_there {
-            let mut names: Vec<&str> = names.into_iter().collect();
-            names.sort_unstable();
-            names.truncate(20);
-            let reason = format!("nobody in it is named as --me says; the names are: {}", names.join(", "));
-            return Err(ImportError::source(path, reason));
+            return Err(nobody_is_me(path, names));
         }
         let file = path.display().to_string();
         for (place, chat) in chats.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, Said};
 use super::lines::read_limited_line;
-use super::{ImportError, ImportOptions, Importer, Needs, Sink, is_me, open};
+use super::{ImportError, ImportOptions, Importer, Needs, Sink, is_me, nobody_is_me, open};
 use jiff::civil::Date;
 use regex::Regex;
 use std::collections::HashSet;
@@ -74,11 +74,7 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
         let mut file = open(path)?;
         let (order, names) = survey(path, &file)?;
         if !names.iter().any(|name| is_me(options, name)) {
-            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-            names.sort_unstable();
-            names.truncate(20);
-            let reason = format!("nobody in it is named as --me says; the names are: {}", names.join(", "));
-            return Err(ImportError::source(path, reason));
+            return Err(nobody_is_me(path, names.iter().map(String::as_str)));
         }
         file.rewind().map_err(ImportError::read(path))?;
         let mut chat = Chat {
