@@ -2,34 +2,26 @@
 
 use crate::tiny::{Place, records};
 
+/// A training of the tiny model on this history.
+const TRAIN: &[&str] = &["train", "--model", "model", "--set", "tokens_max=200", "--data"];
+
 /// Learns the tiny history well enough to be accepted.
-const LEARN: &[&str] = &[
-    "train",
-    "--model",
-    "model",
-    "--data",
-    "history.jsonl",
-    "--set",
-    "passes=6",
-    "--set",
-    "tokens_max=200",
-    "--set",
-    "learning_rate=1e-2",
-    "--hold-out",
-    "10",
-];
+fn learn<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let enough = ["history.jsonl", "--hold-out", "10", "--set", "passes=6", "--set", "learning_rate=1e-2"];
+    [TRAIN, &enough, more].concat()
+}
 
 #[test]
 fn accepted_adapters_are_kept_used_by_name_and_rolled_back() {
     let place = Place::new();
-    let first = place.json(&[LEARN, &["--output", "one", "--name", "me"]].concat());
+    let first = place.json(&learn(&["--output", "one", "--name", "me"]));
     assert_eq!(first["acceptance"]["accepted"], true, "{:#}", first["acceptance"]);
     assert!(first["acceptance"]["general_ability"]["tokens"].as_u64() >= Some(100));
     let again = place.json(&["train", "--resume", "one", "--name", "me"]);
     assert_eq!(again["acceptance"], first["acceptance"], "a run is judged once");
 
     // The same training again is no worse than the one in use, and becomes the next version.
-    let second = place.json(&[LEARN, &["--output", "two", "--name", "me", "--set", "seed=7"]].concat());
+    let second = place.json(&learn(&["--output", "two", "--name", "me", "--set", "seed=7"]));
     assert_ne!(second["acceptance"]["minus_earlier"], serde_json::Value::Null);
     let versions = || {
         let listed = place.json(&["adapters", "me"]);
@@ -105,41 +97,14 @@ fn damaged_files_of_accepted_adapters_are_named_with_the_way_forward() {
 fn what_is_not_accepted_says_why_and_replaces_nothing() {
     let place = Place::new();
     // An adapter that has learned nothing is no better than none.
-    let idle = [
-        "train",
-        "--model",
-        "model",
-        "--data",
-        "history.jsonl",
-        "--set",
-        "passes=1",
-        "--set",
-        "tokens_max=200",
-        "--set",
-        "learning_rate=1e-9",
-        "--hold-out",
-        "10",
-        "--output",
-        "idle",
-    ];
-    let judged = &place.json(&idle)["acceptance"];
+    let little = ["--set", "passes=1", "--output"];
+    let idle = ["history.jsonl", "--hold-out", "10", "--set", "learning_rate=1e-9"];
+    let judged = &place.json(&[TRAIN, &idle, &little, &["idle"]].concat())["acceptance"];
     assert_eq!(judged["accepted"], false);
     place.write("short.jsonl", &records(20));
-    let short = place.json(&[
-        "train",
-        "--model",
-        "model",
-        "--data",
-        "short.jsonl",
-        "--set",
-        "passes=1",
-        "--set",
-        "tokens_max=200",
-        "--output",
-        "short",
-    ]);
+    let short = place.json(&[TRAIN, &["short.jsonl"], &little, &["short"]].concat());
     assert!(short["acceptance"]["reason"].as_str().expect("a reason").contains("are needed"), "{short:#}");
-    let skipped = place.json(&[LEARN, &["--output", "skipped", "--no-accept"]].concat());
+    let skipped = place.json(&learn(&["--output", "skipped", "--no-accept"]));
     assert_eq!(skipped["acceptance"], serde_json::Value::Null);
     assert_eq!(place.json(&["adapters"])["adapters"].as_array().map(Vec::len), Some(0));
     place.refuses(&["generate", "--model", "model", "--adapter", "history", "hello"], 3, &["history"]);
@@ -159,7 +124,7 @@ fn what_is_not_accepted_says_why_and_replaces_nothing() {
 fn an_adapter_trained_with_earlier_records_is_judged_and_serves_with_them() {
     let place = Place::new();
     let with = ["--set", "retrieved_records=1", "--set", "retriever=\"recency\"", "--output", "with"];
-    let judged = &place.json(&[LEARN, &with].concat())["acceptance"];
+    let judged = &place.json(&learn(&with))["acceptance"];
     assert_eq!((judged["retrieved_records"].as_u64(), judged["queries"].as_u64()), (Some(1), Some(10)), "{judged:#}");
     let findings = judged["verdict"]["findings"].as_array().expect("findings");
     let compared: Vec<_> = findings.iter().filter_map(|finding| finding["comparison"].as_str()).collect();

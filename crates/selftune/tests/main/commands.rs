@@ -95,6 +95,22 @@ fn the_plan_and_the_settings_are_shown_without_training() {
     assert!(text.contains("rank = 8") && text.contains("retrieved_records = 4"), "{text}");
 }
 
+/// Before anything is trained, people see of one example what is learned and what is only read.
+#[test]
+fn the_plan_shows_what_is_learned() {
+    let place = Place::new();
+    let output = place.run(&["train", "--model", "model", "--data", "history.jsonl", "--dry-run", "--hold-out", "0"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    // The heading shows the marks too.
+    let (_, sample) = text.split_once("One example").expect("a sample").1.split_once('\n').expect("its text");
+    let (read, learned) = sample.split_once('⟦').expect("a learned part");
+    let (number, _) = read.split_once("what is ").expect("a prompt").1.split_once(" and").expect("a prompt");
+    let number: usize = number.parse().expect("a number");
+    assert!(learned.starts_with(&format!("sum {}", number + number * 7 % 11)), "{sample}");
+    assert!(learned.contains('⟧') && !read.contains("sum"), "{sample}");
+}
+
 #[test]
 fn commits_of_a_repository_become_a_history() {
     let place = Place::new();

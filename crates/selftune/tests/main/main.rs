@@ -3,6 +3,7 @@
 mod accept;
 mod bad_input;
 mod commands;
+mod documented;
 mod hub;
 mod imports;
 mod memory;

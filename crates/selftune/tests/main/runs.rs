@@ -23,6 +23,7 @@ fn events_status_and_runs_tell_the_same() {
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     let lines: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect();
+    lines.iter().for_each(|line| crate::documented::check("train --events", line));
     let (result, events) = lines.split_last().expect("lines");
     let count = |kind: &str| events.iter().filter(|event| event["event"] == kind).count() as u64;
     let steps = result["steps"].as_u64().expect("steps");

@@ -48,13 +48,15 @@ impl Place {
         self.command(arguments).output().expect("the program starts")
     }
 
-    /// Runs with `--json`; the program must succeed and print one JSON object.
+    /// Runs with `--json`; the program must succeed and print one JSON object, whose keys are documented.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let output = self.run(&[arguments, &["--json"]].concat());
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?} ended with {:?}: {errors}", output.status.code());
         let text = String::from_utf8(output.stdout).expect("UTF-8");
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {text}"))
+        let value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {text}"));
+        crate::documented::check(arguments[0], &value);
+        value
     }
 
     /// Runs and expects this exit code and these words in the message.
