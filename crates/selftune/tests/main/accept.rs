@@ -50,7 +50,7 @@ fn accepted_adapters_are_kept_used_by_name_and_rolled_back() {
 #[test]
 fn a_name_stands_for_the_version_of_that_day_below_and_before_another_run() {
     let place = Place::new();
-    let learn = |output: &str, more: &[&str]| place.json(&[LEARN, &["--output", output], more].concat());
+    let learn = |output: &str, more: &[&str]| place.json(&learn(&[&["--output", output][..], more].concat()));
     assert_eq!(learn("one", &["--name", "me"])["acceptance"]["accepted"], true);
     assert_eq!(place.json(&["runs", "."])["runs"][0]["verdict"], "kept", "judged at the end of its training");
     learn("above", &["--on", "me", "--no-accept"]);
@@ -75,7 +75,7 @@ fn a_name_stands_for_the_version_of_that_day_below_and_before_another_run() {
 #[test]
 fn damaged_files_of_accepted_adapters_are_named_with_the_way_forward() {
     let place = Place::new();
-    place.json(&[LEARN, &["--output", "one", "--name", "me"]].concat());
+    place.json(&learn(&["--output", "one", "--name", "me"]));
     let generate = ["generate", "--model", "model", "--adapter", "me", "--max-tokens", "2", "what is 3 and 4"];
     for damaged in ["", "first", "7", "-1", "\u{0}\u{0}"] {
         place.write("home/adapters/me/current", damaged);
