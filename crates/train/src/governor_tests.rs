@@ -327,6 +327,38 @@ fn a_hold_whose_condition_was_lifted_is_over() {
 }
 
 #[test]
+fn a_hold_tells_of_the_quiet_hours_of_now() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let device = Shared(Rc::new(RefCell::new(phone().plugged_in().at_time(12, 0))));
+    let within = |hours: &str| TrainConfig { quiet_hours: hours.to_owned(), ..config() };
+    for hours in ["22:00-07:00", "23:00-05:00"] {
+        let mut told = Vec::new();
+        let mut stop = |event: &TrainEvent| match event {
+            TrainEvent::Waiting { waits } => {
+                told.extend(waits.iter().map(|wait| wait.waits_for.clone()));
+                Control::Stop
+            }
+            _ => Control::Continue,
+        };
+        assert_eq!(run(&path, &within(hours), &device, &mut stop).unwrap().end, RunEnd::Interrupted);
+        let hold = RunFolder::open(&path).unwrap().hold().unwrap().unwrap();
+        told.extend(hold.waits.iter().map(|wait| wait.waits_for.clone()));
+        assert!(told.len() >= 2 && told.iter().all(|text| text.contains(hours)), "{hours}: {told:?}");
+    }
+    // Hours that it is within: only that it stays so is waited for.
+    let mut told = Vec::new();
+    let mut listen = |event: &TrainEvent| {
+        if let TrainEvent::Waiting { waits } = event {
+            told.extend(waits.iter().map(|wait| wait.waits_for.clone()));
+        }
+        Control::Continue
+    };
+    assert_eq!(run(&path, &within("11:00-18:00"), &device, &mut listen).unwrap().end, RunEnd::Completed);
+    assert!(!told.is_empty() && told.iter().all(|text| text.contains("quiet_hours to stay")), "{told:?}");
+}
+
+#[test]
 fn needed_sensors_that_are_missing_are_named_before_anything_begins() {
     let parent = tempfile::tempdir().unwrap();
     let path = parent.path().join("run");
