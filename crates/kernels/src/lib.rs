@@ -20,6 +20,7 @@ pub mod head;
 pub mod isa;
 pub mod lora;
 pub mod map;
+mod op_clock;
 pub mod ops;
 mod place;
 pub mod pool;
@@ -29,16 +30,20 @@ pub mod rope;
 mod simd;
 #[cfg(test)]
 mod testing;
+pub mod weight_grad;
 
 pub use adamw::AdamWParameters;
 pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
-pub use attention::{AttentionShape, CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables};
+pub use attention::{
+    AttentionShape, CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables, WholeAttention,
+};
 pub use cores::physical_cores;
 pub use counting::CountingAllocator;
 pub use gate::Activation;
 pub use isa::Isa;
 pub use lora::{Dropout, LoraBackward, LoraForward};
 pub use map::{MappedFile, map_file};
+pub use op_clock::OpSeconds;
 pub use ops::{Ops, OpsOptions, Precision};
 pub use pool::Pool;
 pub use qlinear::{AffineError, AffineMatrix, PackedError, PackedHeader, PackedMatrix, ScaleType, SharedBytes};

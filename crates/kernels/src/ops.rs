@@ -2,6 +2,7 @@
 
 use crate::arena::{AlignedBuffer, ArenaPlan, Plain, Tensor};
 use crate::isa::Isa;
+use crate::op_clock::{OpClock, OpSeconds};
 use crate::pool::Pool;
 
 /// How the products with frozen weights treat activations.
@@ -62,6 +63,8 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Frozen,
+    /// Frozen products too, booked apart on the clock.
+    Head,
     Adapter,
     Attention,
     Elementwise,
@@ -78,7 +81,9 @@ pub struct Ops {
     arena: AlignedBuffer<f32>,
     scratch: AlignedBuffer<u8>,
     planning: bool,
+    products_only: bool,
     counters: Counters,
+    clock: OpClock,
 }
 
 impl Ops {
@@ -90,7 +95,9 @@ impl Ops {
             arena: AlignedBuffer::zeroed(arena.peak_floats()),
             scratch: AlignedBuffer::zeroed(scratch_bytes),
             planning: false,
+            products_only: false,
             counters: Counters::default(),
+            clock: OpClock::default(),
         }
     }
 
@@ -102,7 +109,9 @@ impl Ops {
             arena: AlignedBuffer::zeroed(0),
             scratch: AlignedBuffer::zeroed(0),
             planning: true,
+            products_only: false,
             counters: Counters::default(),
+            clock: OpClock::default(),
         }
     }
 
@@ -122,6 +131,19 @@ impl Ops {
     pub fn reset_counters(&mut self) {
         self.counters = Counters::default();
     }
+    /// With `true`, only products with frozen weights compute, on whatever values lie in their places, until it is
+    /// switched off: how long a step's products take alone.
+    pub fn set_products_only(&mut self, products_only: bool) {
+        self.products_only = products_only;
+    }
+    /// Whether what stands around a head's products runs.
+    pub(crate) fn is_products_only(&self) -> bool {
+        self.products_only
+    }
+    /// Where the time went since the last call.
+    pub fn take_op_seconds(&mut self) -> OpSeconds {
+        self.clock.take()
+    }
 
     /// The values of `tensor`, for the host: reading results, saving state. Not for block code.
     pub fn read(&self, tensor: Tensor) -> &[f32] {
@@ -139,12 +161,13 @@ impl Ops {
     /// Every op starts here: books `macs` and `scratch_bytes`; false when there is nothing to compute.
     pub(crate) fn begin(&mut self, work: Work, macs: u64, scratch_bytes: usize) -> bool {
         match work {
-            Work::Frozen => self.counters.frozen_macs += macs,
+            Work::Frozen | Work::Head => self.counters.frozen_macs += macs,
             Work::Adapter => self.counters.adapter_macs += macs,
             Work::Attention => self.counters.attention_macs += macs,
             Work::Elementwise => {}
         }
         self.counters.scratch_bytes = self.counters.scratch_bytes.max(scratch_bytes);
+        self.clock.start(work);
         if !self.planning {
             assert!(
                 scratch_bytes <= self.scratch.len(),
@@ -152,7 +175,7 @@ impl Ops {
                 self.scratch.len()
             );
         }
-        !self.planning
+        !self.planning && (!self.products_only || matches!(work, Work::Frozen | Work::Head))
     }
 
     /// Start of the arena, for ops that take several tensors apart. Bounds were checked by `check_*`.

@@ -5,7 +5,8 @@
 //! whose output anybody reads ([`BlockRun::selected_rows`]). Keys and values exist for every row.
 
 use kernels::{
-    AttentionShape, CachedRows, Dropout, KeyValueCache, LoraBackward, LoraForward, Ops, PageTables, RopeTable, Tensor,
+    AdamWParameters, AttentionShape, CachedRows, Dropout, KeyValueCache, LoraBackward, LoraForward, Ops, PageTables,
+    RopeTable, Tensor, WholeAttention,
 };
 
 use crate::config::ModelConfig;
@@ -21,6 +22,8 @@ pub(crate) struct BlockRun<'a> {
     /// `None` in blocks without position.
     pub(crate) rope: Option<&'a RopeTable>,
     pub(crate) attention: AttentionShape,
+    /// Attention through whole matrices of scores, for comparison.
+    pub(crate) whole_attention: bool,
     /// Place in the text of each row that enters, `[T]`.
     pub(crate) positions: &'a [u32],
     /// Which rows leave, and their places in the text, `[S]` each. `None` when all do.
@@ -34,6 +37,8 @@ pub(crate) struct BlockRun<'a> {
     pub(crate) frozen: &'a BlockLora,
     /// Room for the hidden values of a frozen adapter of any rank, [1, rows · largest rank]; read by nothing later.
     pub(crate) frozen_hidden: Option<Tensor>,
+    /// Room for the gradient of a frozen weight and its optimizer, [1, largest matrix] each, for comparison.
+    pub(crate) frozen_gradient: Option<FrozenGradient>,
     pub(crate) dropout_rate: f32,
     /// Differs between steps and blocks.
     pub(crate) dropout_seed: u64,
@@ -93,6 +98,15 @@ pub(crate) struct BlockTensors {
     pub(crate) output: Tensor,
     /// Inputs of each adapted projection times Aᵀ, [T or S, rank].
     pub(crate) lora_hidden: [Option<Tensor>; 7],
+}
+
+/// What training a frozen weight would take besides; holds one matrix after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct FrozenGradient {
+    pub(crate) gradient: Tensor,
+    pub(crate) values: Tensor,
+    pub(crate) first_moment: Tensor,
+    pub(crate) second_moment: Tensor,
 }
 
 /// Where a block's gradients lie, shaped as the values of the same name in [`BlockTensors`].
@@ -250,19 +264,7 @@ pub(crate) fn backward(
     }
     let (d_query, d_key) = (needs.query.then_some(d.query), needs.key.then_some(d.key));
     let d_value = needs.value.then_some(d.value);
-    ops.attention_backward(
-        &run.attention,
-        run.stream_positions(),
-        t.query,
-        t.key,
-        t.value,
-        t.attended,
-        t.log_sum_exp,
-        d.attended,
-        d_query,
-        d_key,
-        d_value,
-    );
+    run.attend_backward(ops, t, d.attended, [d_query, d_key, d_value]);
     if let (Some(rope), Some(d_query)) = (run.rope, d_query) {
         ops.rope_backward(d_query, rope, run.stream_positions());
     }
@@ -324,6 +326,9 @@ impl BlockRun<'_> {
     fn attend(&self, ops: &mut Ops, t: &BlockTensors) {
         let positions = self.stream_positions();
         match &self.cache {
+            None if self.whole_attention => {
+                ops.whole_attention_forward(&self.attention, positions, &t.whole_attention());
+            }
             None => {
                 ops.attention_forward(&self.attention, positions, t.query, t.key, t.value, t.attended, t.log_sum_exp)
             }
@@ -341,13 +346,23 @@ impl BlockRun<'_> {
     }
     /// The gradient of the down adapter reads its input; a norm behind the product reads the product.
     fn backward_reads_gated(&self) -> bool {
-        self.lora.of(Down).is_some() || self.backward_reads_down()
+        self.lora.of(Down).is_some() || self.frozen_gradient.is_some() || self.backward_reads_down()
     }
     fn backward_reads_down(&self) -> bool {
         self.weights.output_norms.is_some()
     }
     fn dropout(&self, projection: Projection) -> Dropout {
         Dropout { rate: self.dropout_rate, seed: seed_of_part(self.dropout_seed, projection.index()) }
+    }
+
+    fn attend_backward(&self, ops: &mut Ops, t: &BlockTensors, d_attended: Tensor, gradients: [Option<Tensor>; 3]) {
+        let (shape, positions) = (&self.attention, self.stream_positions());
+        if self.whole_attention {
+            return ops.whole_attention_backward(shape, positions, &t.whole_attention(), d_attended, gradients);
+        }
+        let BlockTensors { query, key, value, attended, log_sum_exp, .. } = *t;
+        let [dq, dk, dv] = gradients;
+        ops.attention_backward(shape, positions, query, key, value, attended, log_sum_exp, d_attended, dq, dk, dv);
     }
 
     /// y = W·x + bias + Σ B'·A'·x + scale·B·A·drop(x) for several outputs of one input, with the sum over the frozen
@@ -387,6 +402,11 @@ impl BlockRun<'_> {
             ops.qlinear_input_grad(&products, dx.tensor, dx.accumulate);
         }
         let dx = dx.map(|dx| dx.tensor);
+        for (_, dy) in outputs {
+            if let Some(room) = &self.frozen_gradient {
+                room.train(ops, x, dy);
+            }
+        }
         for (projection, dy) in outputs {
             if let (Some(Lora { a, b }), Some(dx)) = (self.frozen.of(projection), dx) {
                 ops.lora_input_grad(a, b, 1.0, dy, dx);
@@ -401,7 +421,31 @@ impl BlockRun<'_> {
     }
 }
 
+impl FrozenGradient {
+    /// The gradient of the weight between `x` and `dy`, and an update that changes nothing.
+    fn train(&self, ops: &mut Ops, x: Tensor, dy: Tensor) {
+        let (rows, columns) = (dy.columns(), x.columns());
+        let part = |tensor: Tensor| tensor.flat_range(0..rows * columns).reshaped(rows, columns);
+        let gradient = part(self.gradient);
+        ops.weight_grad(x, dy, gradient);
+        let nothing = AdamWParameters {
+            learning_rate: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            step: 1,
+            gradient_factor: 1.0,
+        };
+        ops.adamw(part(self.values), gradient, part(self.first_moment), part(self.second_moment), &nothing);
+    }
+}
+
 impl BlockTensors {
+    fn whole_attention(&self) -> WholeAttention {
+        let BlockTensors { query: q, key: k, value: v, attended: out, log_sum_exp, .. } = *self;
+        WholeAttention { q, k, v, out, log_sum_exp }
+    }
     fn hidden(&self, projection: Projection) -> Tensor {
         self.lora_hidden[projection.index()].expect("the plan places a hidden tensor for every adapted projection")
     }

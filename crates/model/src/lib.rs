@@ -39,8 +39,8 @@ pub use rope::RopeConfig;
 pub use sampling::SamplingOptions;
 pub use shapes::{BlockProducts, KNOWN_SHAPES, KnownShape};
 pub use step::{
-    NamedGradient, NecessaryWork, Phase, PhaseCost, Prefix, SelectRows, StepLoss, StepOptions, StepPhases, TokenLosses,
-    TrainingSession, WorkCounter,
+    NamedGradient, NecessaryWork, Phase, PhaseCost, Prefix, SAVINGS, Saving, SelectRows, StepLoss, StepOptions,
+    StepPhases, TokenLosses, TrainingSession, WorkCounter,
 };
 pub use synthetic::{SyntheticPlace, SyntheticWeights, synthetic_model};
 pub use weights::Model;

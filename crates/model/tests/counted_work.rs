@@ -16,6 +16,12 @@ const SUPERVISED: u64 = 10;
 
 /// (frozen, adapter) multiply-adds of a step.
 fn counted(family: &str, spec: model::AdapterSpec, change: impl Fn(&mut StepOptions)) -> (u64, u64) {
+    let counters = counters(family, spec, change);
+    (counters.frozen_macs, counters.adapter_macs)
+}
+
+/// Multiply-adds of a step.
+fn counters(family: &str, spec: model::AdapterSpec, change: impl Fn(&mut StepOptions)) -> kernels::ops::Counters {
     let model = tiny::model(family);
     let adapter = tiny::adapter(&model, spec);
     let mut options = tiny::options(Precision::A16);
@@ -24,7 +30,7 @@ fn counted(family: &str, spec: model::AdapterSpec, change: impl Fn(&mut StepOpti
     let (tokens, mask) = tiny::text(29);
     session.reset_counters();
     session.step(&tokens, &mask, 1.0, 0).expect("a step");
-    (session.counters().frozen_macs, session.counters().adapter_macs)
+    session.counters()
 }
 
 const QUERY_VALUE: [Projection; 2] = [Projection::Query, Projection::Value];
@@ -104,6 +110,34 @@ fn each_switch_saves_what_it_says() {
 
     let kept = counted("llama", spec(), |options| options.memory = MemoryChoice::keep_everything()).0;
     assert_eq!(frozen - kept, least.all_rows - ROWS * row(&config, &[Down]));
+}
+
+#[test]
+fn frozen_weights_would_cost_a_product_each() {
+    let config = config("llama");
+    let least = Least::of(&config);
+    let (frozen, _) = counted("llama", tiny::spec(&QUERY_VALUE, 1..3), |_| {});
+    let off = |options: &mut StepOptions| options.necessary_work.train_adapters_only = false;
+    // The weights of both blocks that backward runs through, each from the rows that its product had.
+    assert_eq!(counted("llama", tiny::spec(&QUERY_VALUE, 1..3), off).0 - frozen, least.all_rows + least.last_block);
+}
+
+#[test]
+fn tiles_of_attention_leave_out_unseen_pairs() {
+    let (config, spec) = (config("llama"), || tiny::spec(&QUERY_VALUE, 1..3));
+    let (_, mask) = tiny::text(29);
+    let width = (config.heads * config.head_dim) as u64;
+    // Pairs of all rows and of the last block's, which predict a supervised token.
+    let attention = |all: u64, last: u64| {
+        // Two products forward in blocks 0 and 1 and once again in block 1, whose backward makes scores, dP, dQ and dV;
+        // the last block's makes dK too.
+        (2 * all + 2 * all + 2 * all + 4 * all + 2 * last + 5 * last) * width
+    };
+    let seen = |row: usize| row as u64 + 1;
+    let (all, last) = ((0..28).map(seen).sum(), (0..28).filter(|row| mask[row + 1]).map(seen).sum());
+    assert_eq!(counters("llama", spec(), |_| {}).attention_macs, attention(all, last));
+    let whole = counters("llama", spec(), |options| options.necessary_work.tile_attention = false);
+    assert_eq!(whole.attention_macs, attention(ROWS * ROWS, SUPERVISED * ROWS));
 }
 
 #[test]

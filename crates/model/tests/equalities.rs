@@ -122,6 +122,40 @@ fn leaving_out_unread_work_changes_no_bit() {
         assert_eq!(step(model, &adapter, StepOptions { necessary_work: necessary, ..options }), least, "{name}: needs");
         let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
         assert_eq!(step(model, &adapter, StepOptions { necessary_work: necessary, ..options }), least, "{name}: down");
+        for memory in [options.memory, MemoryChoice::keep_everything()] {
+            let necessary = NecessaryWork { train_adapters_only: false, ..options.necessary_work };
+            let found = step(model, &adapter, StepOptions { necessary_work: necessary, memory, ..options });
+            assert_eq!(found, least, "{name} {memory}: frozen weights");
+        }
+    });
+}
+
+#[test]
+fn tiles_of_attention_change_only_the_order_of_sums() {
+    for_each_case(|name, model, options| {
+        let adapter = dropping_adapter(model);
+        let (loss, gradients) = step(model, &adapter, options);
+        let whole = NecessaryWork { tile_attention: false, ..options.necessary_work };
+        let found = step(model, &adapter, StepOptions { necessary_work: whole, ..options });
+        assert!((found.0 - loss).abs() <= 1e-6 * loss, "{name}: {} for {loss}", found.0);
+        let difference = tiny::norm_difference(&found.1, &gradients);
+        // As where rows are selected.
+        let bound = if options.ops.precision == Precision::Exact { 2e-6 } else { 3e-5 };
+        assert!(difference < bound, "{name}: gradients differ by {difference}");
+    });
+}
+
+#[test]
+fn without_any_saving_results_are_the_same() {
+    for_each_case(|name, model, options| {
+        // Without dropout, whose elements are numbered by row.
+        let adapter = tiny::adapter(model, tiny::spec(&[Projection::Query, Projection::Value], 1..tiny::BLOCKS));
+        let (loss, gradients) = step(model, &adapter, options);
+        let found = step(model, &adapter, StepOptions { necessary_work: NecessaryWork::ALL_WORK, ..options });
+        assert!((found.0 - loss).abs() <= 1e-6 * loss, "{name}: {} for {loss}", found.0);
+        let difference = tiny::norm_difference(&found.1, &gradients);
+        let bound = if options.ops.precision == Precision::Exact { 2e-6 } else { 3e-5 };
+        assert!(difference < bound, "{name}: gradients differ by {difference}");
     });
 }
 

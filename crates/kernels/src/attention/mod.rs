@@ -12,6 +12,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod whole;
 
 use cache::Paged;
 pub use cache::{CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables};
@@ -20,6 +21,7 @@ use crate::arena::Tensor;
 use crate::ops::{Ops, Work};
 use crate::place::{assert_apart, assert_same_shape};
 use crate::simd::LANES;
+pub use whole::WholeAttention;
 
 /// What an attention op is about.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-use super::{AttentionShape, reference};
+use super::{AttentionShape, WholeAttention, reference};
 use crate::testing::*;
 
 pub(super) struct Case {
@@ -62,6 +62,11 @@ pub(super) fn inputs(case: &Case, seed: u64, size: f32) -> Inputs {
 
 /// All tensors after forward and backward: q k v out lse dout dq dk dv.
 pub(super) fn run(name: &str, case: &Case, inputs: &Inputs) -> Vec<Vec<f32>> {
+    run_either(name, case, inputs, false)
+}
+
+/// The same through tiles or through whole matrices of scores.
+fn run_either(name: &str, case: &Case, inputs: &Inputs, whole: bool) -> Vec<Vec<f32>> {
     let shape = case.shape;
     let (queries, q_columns, k_columns) =
         (case.positions.len(), shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
@@ -77,6 +82,12 @@ pub(super) fn run(name: &str, case: &Case, inputs: &Inputs) -> Vec<Vec<f32>> {
         output(case.keys, k_columns),
     ];
     run_everywhere(name, &tensors, |ops, t| {
+        if whole {
+            let tensors = WholeAttention { q: t[0], k: t[1], v: t[2], out: t[3], log_sum_exp: t[4] };
+            ops.whole_attention_forward(&shape, &case.positions, &tensors);
+            let gradients = [t[6], t[7], t[8]].map(Some);
+            return ops.whole_attention_backward(&shape, &case.positions, &tensors, t[5], gradients);
+        }
         ops.attention_forward(&shape, &case.positions, t[0], t[1], t[2], t[3], t[4]);
         let gradients = (Some(t[6]), Some(t[7]), Some(t[8]));
         ops.attention_backward(
@@ -98,10 +109,10 @@ pub(super) fn run(name: &str, case: &Case, inputs: &Inputs) -> Vec<Vec<f32>> {
 #[test]
 fn both_directions_equal_the_reference() {
     for (index, case) in cases().iter().enumerate() {
-        for size in [1.0, 6.0] {
-            let name = format!("case {index} size {size}");
+        for (size, whole) in [(1.0, false), (6.0, false), (1.0, true), (6.0, true)] {
+            let name = format!("case {index} size {size}{}", if whole { " whole" } else { "" });
             let inputs = inputs(case, index as u64, size);
-            let found = run(&name, case, &inputs);
+            let found = run_either(&name, case, &inputs, whole);
             let [q, k, v, dout] = [&inputs.q, &inputs.k, &inputs.v, &inputs.dout].map(|x| to_f64(x));
             let (out, lse) = reference::forward(&case.shape, &case.positions, &q, &k, &v);
             let (dq, dk, dv) = reference::backward(&case.shape, &case.positions, &q, &k, &v, &dout);

@@ -83,7 +83,7 @@ impl Ops {
         let macs = products * hidden.len() as u64 * weight.n_out() as u64;
         let rows = block_rows(targets.len());
         let scratch = scratch_bytes(&self.options, weight, rows, gradient.is_some());
-        if !self.begin(Work::Frozen, macs, scratch) {
+        if !self.begin(Work::Head, macs, scratch) {
             return;
         }
         for start in (0..targets.len()).step_by(rows.max(1)) {
@@ -134,7 +134,9 @@ impl Ops {
             unsafe {
                 let output = ForwardOutput { matrix: &chunk, y: logits.at(0), y_stride: columns };
                 forward.run(&self.pool, &[output]);
-                self.pool.run(rows, &|row, _| {
+                // Products alone have no softmax between them.
+                let softmax_rows = if self.is_products_only() { 0 } else { rows };
+                self.pool.run(softmax_rows, &|row, _| {
                     let softmax = Softmax {
                         logits: logits.at(row * columns),
                         columns,
@@ -154,6 +156,9 @@ impl Ops {
                     input_grad(&options, &self.pool, rows, &inputs, dh.at(0), accumulate, backward_scratch);
                 }
             }
+        }
+        if self.is_products_only() {
+            return;
         }
         let losses = Place::new(losses.as_mut_ptr());
         self.pool.run(rows, &|row, worker| {

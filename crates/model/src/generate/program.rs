@@ -158,6 +158,7 @@ impl Program {
             weights: &self.model.blocks[block],
             rope: config.blocks[block].rope.map(|index| &self.ropes[index]),
             attention: attention_shape(config, block),
+            whole_attention: false,
             positions: &batch.positions,
             selected_rows: is_last.then_some(&batch.selected_rows),
             selected_positions: &batch.selected_positions,
@@ -171,6 +172,7 @@ impl Program {
             lora_scale: self.specs.last().map_or(0.0, AdapterSpec::scale),
             frozen: &self.frozen[block],
             frozen_hidden: self.places.frozen.hidden,
+            frozen_gradient: None,
             dropout_rate: 0.0,
             dropout_seed: 0,
         }

@@ -8,7 +8,7 @@ use kernels::bfloat16::stored_tensor;
 use kernels::{ArenaPlan, Tensor};
 
 use crate::adapter::AdapterSpec;
-use crate::block::{BlockGradients, BlockTensors};
+use crate::block::{BlockGradients, BlockTensors, FrozenGradient};
 use crate::config::ModelConfig;
 use crate::lora::FrozenStack;
 use crate::plan::{BoundaryType, MemoryChoice};
@@ -26,6 +26,8 @@ pub(crate) struct StepPlaces {
     pub(crate) first_moment: Tensor,
     pub(crate) second_moment: Tensor,
     pub(crate) frozen: FrozenPlaces,
+    /// Where frozen weights are trained along, for comparison.
+    pub(crate) frozen_gradient: Option<FrozenGradient>,
     /// One entry a block; blocks that share memory have the same places.
     pub(crate) blocks: Vec<BlockTensors>,
     /// Where the input of each block from the first kept one on is stored in bfloat16; empty when inputs are kept as
@@ -87,8 +89,20 @@ impl StepPlaces {
             .item("optimizer moments", |arena| (arena.tensor(1, parameters.len()), arena.tensor(1, parameters.len())));
 
         let frozen = FrozenPlaces::new(&mut plan, frozen, config, rows);
+        let frozen_gradient = plan.item("gradient and optimizer of one frozen matrix", |arena| {
+            let matrix = |projection: Projection| projection.shape(config).0 * projection.shape(config).1;
+            let largest = Projection::ALL.into_iter().map(matrix).max().unwrap_or(0);
+            (!options.necessary_work.train_adapters_only).then(|| FrozenGradient {
+                gradient: arena.tensor(1, largest),
+                values: arena.tensor(1, largest),
+                first_moment: arena.tensor(1, largest),
+                second_moment: arena.tensor(1, largest),
+            })
+        });
 
         let memory = options.memory;
+        // The gradient of a weight is made from its input.
+        let reads_all_inputs = frozen_gradient.is_some();
         let selects_in_block = options.necessary_work.select_rows == SelectRows::InLastBlock;
         let selects_before_head = options.necessary_work.select_rows == SelectRows::BeforeHead;
         let first_kept = first_kept_block(spec, options);
@@ -117,7 +131,7 @@ impl StepPlaces {
         // The last block has the shared places, so that its values stay until its backward, the first, has read them.
         let above_kept = 1..memory.blocks_kept;
         let kept: Vec<KeptBlock> = plan.item("values of blocks kept whole", |arena| {
-            above_kept.map(|_| KeptBlock::new(arena, config, spec, rows)).collect()
+            above_kept.map(|_| KeptBlock::new(arena, config, spec, reads_all_inputs, rows)).collect()
         });
         let kept_attentions: Vec<KeptAttention> = plan.item("attention kept", |arena| {
             (0..memory.attentions_kept).map(|_| KeptAttention::new(arena, config, spec, rows)).collect()
@@ -130,8 +144,8 @@ impl StepPlaces {
             let wide = WidePart::new(arena, config, rows);
             let gated = GatedPart::new(arena, config, rows);
             // Backward's gradients take the places of values that it has read for the last time.
-            let down_adapted = spec.targets.contains(&Projection::Down);
-            let d_gated = if down_adapted { arena.tensor(rows, config.feed_forward) } else { gated.gated };
+            let reads_gated = reads_all_inputs || spec.targets.contains(&Projection::Down);
+            let d_gated = if reads_gated { arena.tensor(rows, config.feed_forward) } else { gated.gated };
             arena.release(gated.start);
             let d_middle_normed = arena.tensor(rows, config.width);
             arena.release(behind_attention);
@@ -165,6 +179,7 @@ impl StepPlaces {
             first_moment,
             second_moment,
             frozen,
+            frozen_gradient,
             blocks,
             stored_inputs: boundaries.stored,
             block_gradients: all_leave,
@@ -231,8 +246,14 @@ struct KeptBlock {
 }
 
 impl KeptBlock {
-    fn new(arena: &mut ArenaPlan, config: &ModelConfig, spec: &AdapterSpec, rows: usize) -> Self {
-        let adapts = |projection| spec.targets.contains(&projection);
+    fn new(
+        arena: &mut ArenaPlan,
+        config: &ModelConfig,
+        spec: &AdapterSpec,
+        reads_all_inputs: bool,
+        rows: usize,
+    ) -> Self {
+        let adapts = |projection| reads_all_inputs || spec.targets.contains(&projection);
         let reads_middle_normed = adapts(Projection::Gate) || adapts(Projection::Up);
         Self {
             attention: AttentionPart::new(arena, config, Some(spec), rows),

@@ -14,7 +14,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::lora::FrozenStack;
 use crate::step::{
-    NecessaryWork, Planned, Program, SelectRows, StepOptions, StepPhases, Supervision, Tables, check_options,
+    NecessaryWork, Planned, Program, SAVINGS, StepOptions, StepPhases, Supervision, Tables, check_options,
 };
 use crate::weights::Model;
 
@@ -33,6 +33,8 @@ pub struct PlanRequest<'a> {
     pub boundaries: Option<BoundaryType>,
     /// Only plans with the weights there; streaming needs mapped ones.
     pub weights: Option<WeightsPlace>,
+    /// Only this choice, if it fits, instead of the fastest one.
+    pub memory: Option<MemoryChoice>,
     /// What the process takes besides the session and the model's packed weights.
     pub program: ProgramBytes,
 }
@@ -77,6 +79,7 @@ impl<'a> PlanRequest<'a> {
             budget_bytes: None,
             boundaries: None,
             weights: None,
+            memory: None,
             program: ProgramBytes::default(),
         }
     }
@@ -156,32 +159,9 @@ pub fn work_shares(
     };
     let (work, memory) = (options.necessary_work, options.memory);
     let per_block = MemoryChoice { blocks_kept: 1, attentions_kept: 0, ..memory };
-    let items = [
-        ("logits only where a token is learned", NecessaryWork { select_rows: SelectRows::Never, ..work }, memory),
-        (
-            "only learned rows through the last block",
-            NecessaryWork { select_rows: SelectRows::BeforeHead, ..work },
-            memory,
-        ),
-        (
-            "backward stops at the first adapted block",
-            NecessaryWork { stop_at_first_adapted_block: false, ..work },
-            memory,
-        ),
-        (
-            "only gradients that an adapter is behind",
-            NecessaryWork { only_gradients_that_adapters_need: false, ..work },
-            memory,
-        ),
-        (
-            "only what backward reads runs again",
-            NecessaryWork { recompute_only_what_backward_reads: false, ..work },
-            memory,
-        ),
-        ("values kept instead of run again", work, per_block),
-    ];
-    let items =
-        items.into_iter().map(|(item, work, memory)| Ok(WorkShare { item, macs_without: count(work, memory)? }));
+    let savings = SAVINGS.iter().map(|saving| (saving.item, saving.switched_off(work), memory));
+    let items = savings.chain([("values kept instead of run again", work, per_block)]);
+    let items = items.map(|(item, work, memory)| Ok(WorkShare { item, macs_without: count(work, memory)? }));
     Ok(WorkShares {
         macs: count(work, memory)?,
         macs_full: count(NecessaryWork::ALL_WORK, per_block)?,
@@ -301,6 +281,9 @@ impl<'a> Planner<'a> {
     }
 
     fn fastest(&self) -> Result<Option<PlannedStep>, ModelError> {
+        if let Some(memory) = self.request.memory {
+            return Ok(Some(self.plan(memory)?).filter(|planned| self.fits(planned)));
+        }
         let mut best: Option<PlannedStep> = None;
         for &weights in self.weight_places() {
             for boundaries in self.boundary_types() {
@@ -373,6 +356,9 @@ impl<'a> Planner<'a> {
 
     /// The plan that takes the least. Of a small model streamed weights can take more than resident ones.
     fn smallest(&self) -> Result<PlannedStep, ModelError> {
+        if let Some(memory) = self.request.memory {
+            return self.plan(memory);
+        }
         let mut smallest: Option<PlannedStep> = None;
         for &weights in self.weight_places() {
             for boundaries in self.boundary_types() {

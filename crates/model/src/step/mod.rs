@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kernels::ops::Counters;
 use kernels::qlinear::KernelName;
-use kernels::{AdamWParameters, Ops, OpsOptions};
+use kernels::{AdamWParameters, OpSeconds, Ops, OpsOptions};
 
 use crate::adapter::{AdapterSpec, AdapterWeights};
 use crate::error::ModelError;
@@ -24,7 +24,7 @@ pub(crate) use program::{
     sampled_lengths,
 };
 pub(crate) use supervision::Supervision;
-pub use work::{NecessaryWork, SelectRows};
+pub use work::{NecessaryWork, SAVINGS, Saving, SelectRows};
 
 /// How a session runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,6 +158,21 @@ impl TrainingSession {
         let loss_sum;
         (loss_sum, *phases) = program.step(ops, &pass, supervision, gradient_scale, &mut prefix);
         Ok(StepLoss { loss_sum, supervised_tokens: supervision.rows.len() })
+    }
+
+    /// Only the products with frozen weights that [`Self::step`] makes for this text, on whatever values lie in their
+    /// places: what a step would take if nothing else took time. Changes neither adapter nor gradients.
+    pub fn step_products(&mut self, tokens: &[u32], loss_mask: &[bool]) -> Result<StepPhases, ModelError> {
+        let Self { ops, program, supervision, .. } = self;
+        let pass = program.pass(tokens, loss_mask, Some(0), supervision)?;
+        ops.set_products_only(true);
+        let (_, phases) = program.step(ops, &pass, supervision, 1.0, &mut Prefix::Computed);
+        ops.set_products_only(false);
+        Ok(phases)
+    }
+    /// Where the time of all calls went since this was last asked.
+    pub fn take_op_seconds(&mut self) -> OpSeconds {
+        self.ops.take_op_seconds()
     }
 
     /// What the phases of the last step took.

@@ -46,6 +46,20 @@ impl StepPhases {
     pub fn of(&self, phase: Phase) -> PhaseCost {
         self.0[phase as usize]
     }
+    /// Seconds of all phases together.
+    pub fn seconds(&self) -> f64 {
+        self.0.iter().map(|cost| cost.seconds).sum()
+    }
+    /// Adds the time and the work of another step.
+    pub fn add(&mut self, other: &StepPhases) {
+        for (cost, other) in self.0.iter_mut().zip(&other.0) {
+            cost.seconds += other.seconds;
+            cost.work.frozen_macs += other.work.frozen_macs;
+            cost.work.adapter_macs += other.work.adapter_macs;
+            cost.work.attention_macs += other.work.attention_macs;
+            cost.work.scratch_bytes = cost.work.scratch_bytes.max(other.work.scratch_bytes);
+        }
+    }
     /// Multiply-adds of all phases together.
     pub fn macs(&self) -> Counters {
         let sum = |of: fn(&Counters) -> u64| self.0.iter().map(|cost| of(&cost.work)).sum();

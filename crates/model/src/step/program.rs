@@ -317,7 +317,12 @@ impl Program {
     fn needs(&self, block: usize) -> Needs {
         let work = self.options.necessary_work;
         let stops = work.stop_at_first_adapted_block && work.only_gradients_that_adapters_need;
-        Needs::new(&self.lora[block], !stops || block > self.first_kept)
+        let needs = Needs::new(&self.lora[block], !stops || block > self.first_kept);
+        match work.train_adapters_only {
+            true => needs,
+            // Every frozen weight's gradient is made from that of its product.
+            false => Needs { input: needs.input, ..Needs::new(&self.lora[block], true) },
+        }
     }
     /// Whether only selected rows leave `block`.
     fn selects(&self, block: usize) -> bool {
@@ -340,6 +345,7 @@ impl Program {
             weights: &self.model.blocks[block],
             rope: config.blocks[block].rope.map(|index| &self.tables.ropes[index]),
             attention: attention_shape(config, block),
+            whole_attention: !self.options.necessary_work.tile_attention,
             positions: &self.tables.positions[..pass.inputs.len()],
             selected_rows: self.selects(block).then_some(&supervision.rows),
             selected_positions: &supervision.rows,
@@ -348,6 +354,7 @@ impl Program {
             lora_scale: self.spec.scale(),
             frozen: &self.frozen[block],
             frozen_hidden: self.places.frozen.hidden,
+            frozen_gradient: self.places.frozen_gradient,
             dropout_rate: if pass.dropout_seed.is_some() { self.spec.dropout } else { 0.0 },
             dropout_seed: seed_of_part(pass.dropout_seed.unwrap_or(0), block),
         }

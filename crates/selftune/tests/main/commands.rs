@@ -249,6 +249,7 @@ fn help_teaches() {
         (&["pull", "--help"][..], &["owner/name", "wheel:"][..]),
         (&["train", "--help"], &["--resume RUN", "--set targets=q,v"]),
         (&["bench", "kernels", "--help"], &["ceiling", "float64"]),
+        (&["bench", "step", "--help"], &["--against blocks=18", "no-tiles"]),
         (&["--help"], &["Train an adapter on a history", "Exit codes"]),
     ] {
         let text = String::from_utf8(place.run(command).stdout).expect("UTF-8");

@@ -2,6 +2,7 @@
 
 mod accept;
 mod bad_input;
+mod bench_step;
 mod commands;
 mod documented;
 mod hub;

@@ -1,6 +1,7 @@
 //! `selftune bench`: measurements that check their own answers.
 
 mod kernels;
+mod step;
 
 use crate::failure::{Failure, Outcome};
 use crate::simulation;
@@ -18,6 +19,7 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum What {
     Kernels(kernels::Arguments),
+    Step(step::Arguments),
     Sustained(simulation::SustainedArguments),
     Schedules(simulation::ScheduleArguments),
 }
@@ -25,6 +27,7 @@ enum What {
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     match arguments.what {
         What::Kernels(arguments) => kernels::run(&arguments, terminal),
+        What::Step(arguments) => step::run(&arguments, terminal),
         What::Sustained(arguments) => simulation::sustained(&arguments, terminal),
         What::Schedules(arguments) => simulation::schedules(&arguments, terminal),
     }

@@ -1,0 +1,73 @@
+//! `bench step`: its keys, its check, two settings and two programs in turns.
+
+use crate::tiny::Place;
+
+const SHORT: [&str; 10] =
+    ["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "2", "--tokens", "12", "--steps", "1"];
+
+fn step(more: &[&str]) -> serde_json::Value {
+    Place::new().json(&[&SHORT, more].concat())
+}
+
+#[test]
+fn a_step_is_timed_counted_and_checked() {
+    let result = step(&["--threads", "2"]);
+    let number = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("{key} of {result}"));
+    let phases = ["forward_s", "head_s", "recompute_s", "backward_s", "optimizer_s"];
+    let sum: f64 = phases.iter().map(|key| number(key)).sum();
+    assert!(sum > 0.0 && sum <= 1.001 * number("step_s") && sum > 0.5 * number("step_s"), "{sum} of {result}");
+    for key in ["products_s", "batch_s", "plan_s", "tokens_per_s", "fraction", "macs", "planned_peak_bytes"] {
+        assert!(number(key) > 0.0, "{key}");
+    }
+    assert!(number("macs") < number("macs_full"));
+    assert!(result["check"]["loss_error"].as_f64() <= result["check"]["loss_error_max"].as_f64(), "{result}");
+    let shares: f64 = ["frozen", "head", "adapter", "attention", "others"]
+        .iter()
+        .map(|kind| result["shares"][kind].as_f64().expect("a share"))
+        .sum();
+    assert!((shares - 1.0).abs() < 1e-9, "{result}");
+    let kernels = result["kernels"].as_array().expect("kernels");
+    assert!(kernels.iter().any(|name| name.as_str().is_some_and(|name| name.contains("input_grad"))), "{result}");
+    if cfg!(target_os = "linux") {
+        assert!(number("peak_anonymous_bytes") + number("peak_mapped_bytes") >= number("peak_bytes"));
+        assert!(number("peak_bytes") <= number("planned_peak_bytes"), "{result}");
+    }
+    assert!(result["against"].is_null());
+}
+
+#[test]
+fn settings_run_in_turns() {
+    let plain = step(&["--recompute", "per-block", "--against", "recompute=never", "--no-check"]);
+    assert_eq!(plain["against"]["losses_equal"], true, "what is kept changes no loss");
+    assert!(plain["against"]["ratio"].as_f64() > Some(0.0) && plain["check"].is_null(), "{plain}");
+
+    let savings = step(&["--supervised", "4", "--blocks", "1", "--skip", "off", "--no-check"]);
+    assert_eq!(savings["macs"], savings["macs_full"]);
+    let saved = step(&["--supervised", "4", "--blocks", "1", "--no-check"]);
+    assert_eq!(saved["macs_full"], savings["macs_full"]);
+    assert!(saved["macs"].as_u64() < savings["macs"].as_u64(), "{saved}");
+
+    let half = step(&["--blocks", "1", "--passes", "3", "--against", "targets=all", "--against", "rank=2"]);
+    assert!(half["against"]["losses_equal"].is_null(), "other adapters have other losses: {half}");
+    assert!(half["macs"].as_u64() < step(&["--blocks", "1", "--no-check"])["macs"].as_u64(), "kept prefix: {half}");
+}
+
+#[test]
+fn another_build_runs_in_turns() {
+    let itself = env!("CARGO_BIN_EXE_selftune");
+    let result = step(&["--rank", "4", "--against-binary", itself, "--no-check"]);
+    assert_eq!(result["against"]["losses_equal"], true, "{result}");
+    assert_eq!(result["against"]["settings"][0], itself);
+    let place = Place::new();
+    let refuses = |more: &[&str], code, words: &[&str]| place.refuses(&[&SHORT, more].concat(), code, words);
+    refuses(&["--against-binary", "no-such-program"], 3, &["no-such-program"]);
+    refuses(&["--against-binary", "/bin/true"], 3, &["bench step --serve"]);
+    refuses(&["--against", "colour=red"], 2, &["colour", "targets"]);
+    refuses(&["--against", "rank"], 2, &["KEY=VALUE"]);
+    refuses(&["--rank", "0"], 2, &["--rank=0", "1 to 1024"]);
+    refuses(&["--threads", "9999"], 2, &["--threads=9999"]);
+    refuses(&["--blocks", "3"], 2, &["the model has 2"]);
+    refuses(&["--tokens", "9000"], 3, &["8192"]);
+    refuses(&["--memory", "1MB"], 3, &["1.0 MB"]);
+    place.refuses(&["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "31"], 2, &["1 to 30"]);
+}
