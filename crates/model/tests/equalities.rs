@@ -130,6 +130,12 @@ fn leaving_out_unread_work_changes_no_bit() {
     });
 }
 
+/// How far losses and gradients may move where sums in every block have another order: in float32 by a few units; in a16
+/// a moved value may fall on the next of 2^15 steps, in each of the blocks.
+fn another_order(options: StepOptions) -> (f64, f64) {
+    if options.ops.precision == Precision::Exact { (1e-6, 4e-6) } else { (1e-5, 3e-4) }
+}
+
 #[test]
 fn tiles_of_attention_change_only_the_order_of_sums() {
     for_each_case(|name, model, options| {
@@ -137,10 +143,9 @@ fn tiles_of_attention_change_only_the_order_of_sums() {
         let (loss, gradients) = step(model, &adapter, options);
         let whole = NecessaryWork { tile_attention: false, ..options.necessary_work };
         let found = step(model, &adapter, StepOptions { necessary_work: whole, ..options });
-        assert!((found.0 - loss).abs() <= 1e-6 * loss, "{name}: {} for {loss}", found.0);
+        let (loss_bound, bound) = another_order(options);
+        assert!((found.0 - loss).abs() <= loss_bound * loss, "{name}: {} for {loss}", found.0);
         let difference = tiny::norm_difference(&found.1, &gradients);
-        // As where rows are selected.
-        let bound = if options.ops.precision == Precision::Exact { 2e-6 } else { 3e-5 };
         assert!(difference < bound, "{name}: gradients differ by {difference}");
     });
 }
@@ -152,9 +157,9 @@ fn without_any_saving_results_are_the_same() {
         let adapter = tiny::adapter(model, tiny::spec(&[Projection::Query, Projection::Value], 1..tiny::BLOCKS));
         let (loss, gradients) = step(model, &adapter, options);
         let found = step(model, &adapter, StepOptions { necessary_work: NecessaryWork::ALL_WORK, ..options });
-        assert!((found.0 - loss).abs() <= 1e-6 * loss, "{name}: {} for {loss}", found.0);
+        let (loss_bound, bound) = another_order(options);
+        assert!((found.0 - loss).abs() <= loss_bound * loss, "{name}: {} for {loss}", found.0);
         let difference = tiny::norm_difference(&found.1, &gradients);
-        let bound = if options.ops.precision == Precision::Exact { 2e-6 } else { 3e-5 };
         assert!(difference < bound, "{name}: gradients differ by {difference}");
     });
 }

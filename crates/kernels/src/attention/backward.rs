@@ -264,22 +264,23 @@ impl Pair<'_> {
             if self.wants_dscores() {
                 S::call(scores(scratch.douts, scratch.values_transposed, scratch.dscores));
             }
+            let unmasked = self.rows.see_all(tile.clone(), start);
+            let (mut query, mut head) = (tile.start / group, tile.start % group);
             for row in tile.clone() {
-                let own = self.rows.seen(row..row + 1, start);
-                let at = row / group * shape.heads + row % group;
-                let p = scratch.probabilities.add(row * TILE_KEYS);
-                let ds = scratch.dscores.add(row * TILE_KEYS);
-                let lse = S::splat(*self.log_sum_exp.add(at));
-                let dout_out = S::splat(*self.dout_out.add(at));
-                for i in (own.start / LANES * LANES..own.end).step_by(LANES) {
-                    let probability = exp_up_to_88(S::load(p.add(i)) - lse);
-                    probability.store(p.add(i));
-                    if self.wants_dscores() {
-                        (probability * (S::load(ds.add(i)) - dout_out)).store(ds.add(i));
-                    }
+                let at = query * shape.heads + head;
+                head += 1;
+                if head == group {
+                    (query, head) = (query + 1, 0);
                 }
-                clear_outside(p, &own);
-                clear_outside(ds, &own);
+                if unmasked {
+                    // A fixed number of vectors, so that they run side by side.
+                    self.probabilities_row::<S>(row, at, 0..TILE_KEYS);
+                    continue;
+                }
+                let own = self.rows.seen(row..row + 1, start);
+                self.probabilities_row::<S>(row, at, own.start / LANES * LANES..own.end);
+                clear_outside(scratch.probabilities.add(row * TILE_KEYS), &own);
+                clear_outside(scratch.dscores.add(row * TILE_KEYS), &own);
             }
             if self.dq.is_some() {
                 S::call(Product {
@@ -295,6 +296,25 @@ impl Pair<'_> {
                     n: padded,
                     accumulate: true,
                 });
+            }
+        }
+    }
+
+    /// Scores of a row's keys in `range` become probabilities, and dP becomes dS. `at` is the row in log_sum_exp.
+    #[inline(always)]
+    unsafe fn probabilities_row<S: Simd>(&self, row: usize, at: usize, range: std::ops::Range<usize>) {
+        // SAFETY: the range lies in the row's TILE_KEYS scores, the row in the block.
+        unsafe {
+            let p = self.scratch.probabilities.add(row * TILE_KEYS);
+            let ds = self.scratch.dscores.add(row * TILE_KEYS);
+            let lse = S::splat(*self.log_sum_exp.add(at));
+            let dout_out = S::splat(*self.dout_out.add(at));
+            for i in range.step_by(LANES) {
+                let probability = exp_up_to_88(S::load(p.add(i)) - lse);
+                probability.store(p.add(i));
+                if self.wants_dscores() {
+                    (probability * (S::load(ds.add(i)) - dout_out)).store(ds.add(i));
+                }
             }
         }
     }

@@ -207,8 +207,14 @@ impl<K: Source> Block<'_, K> {
                 n: end_vector - first_vector,
                 accumulate: false,
             });
+            let unmasked = self.rows.see_all(tile.clone(), start);
             for row in tile.clone() {
                 let scores = scratch.scores.add((row - tile.start) * TILE_KEYS);
+                if unmasked {
+                    // A fixed number of vectors, so that they run side by side.
+                    self.softmax_row::<S>(row, scores, 0..TILE_KEYS, false);
+                    continue;
+                }
                 let own = self.rows.seen(row..row + 1, start);
                 if K::SCALED {
                     multiply::<S>(scores, keys.key_scales, first_vector..end_vector);

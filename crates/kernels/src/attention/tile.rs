@@ -33,6 +33,11 @@ impl Rows<'_> {
     pub fn end_key(&self, row: usize) -> usize {
         self.positions[row / self.group] as usize + 1
     }
+    /// Whether every row of `rows` sees every key of the tile that starts at `start`: most tiles, and those need no mask.
+    #[inline(always)]
+    pub fn see_all(&self, rows: std::ops::Range<usize>, start: usize) -> bool {
+        self.end_key(rows.start) >= start + TILE_KEYS && self.first_key(rows.end - 1) <= start
+    }
     /// Keys of the tile that starts at `start` which some row of `rows` sees, relative to `start`. Both ends of a
     /// row's range grow with the row, so the first and the last row tell.
     #[inline(always)]
