@@ -38,14 +38,14 @@ impl OtherBuild {
 
     /// Has it run one step.
     pub fn step(&mut self) -> Result<ServedStep, Failure> {
-        let failed = |what: String| Failure::input(format!("{}: {what}", self.program));
+        let failed = |what: String| {
+            Failure::input(format!("{}: {what}; is it a build with `bench step --serve`?", self.program))
+        };
         let requests = self.requests.as_mut().expect("open until it is dropped");
         writeln!(requests, "step").map_err(|error| failed(format!("takes no request ({error})")))?;
         let mut line = String::new();
         self.answers.read_line(&mut line).map_err(|error| failed(format!("gives no answer ({error})")))?;
-        serde_json::from_str(&line).map_err(|_| {
-            failed(format!("expected one step as JSON, found {line:?}; is it a build with `bench step --serve`?"))
-        })
+        serde_json::from_str(&line).map_err(|_| failed(format!("expected one step as JSON, found {line:?}")))
     }
 }
 

@@ -254,7 +254,8 @@ impl About {
         terminal.line(format!("{:<10} {:>9} {:>9} {:>9}", "", "step", "products", "fraction"));
         for (index, phase) in Phase::ALL.into_iter().enumerate() {
             let (step, products) = (medians.phases[index], medians.products[index]);
-            let fraction = if step > 0.0 { format!("{:.3}", products / step) } else { String::new() };
+            // A phase of less than a tenth of a millisecond did nothing.
+            let fraction = if step > 1e-4 { format!("{:.3}", products / step) } else { String::new() };
             terminal.line(format!("{:<10} {step:>7.3} s {products:>7.3} s {fraction:>9}", phase.name()));
         }
         terminal.line(format!("{:<10} {:>7.3} s", "optimizer", medians.optimizer_s));
