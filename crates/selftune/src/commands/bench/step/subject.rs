@@ -78,7 +78,7 @@ impl Subject {
             boundaries: setting.boundaries,
             weights: setting.weights,
             memory: setting.memory_choice(),
-            program: program_bytes(model, setting, &spec),
+            program: program_bytes(model, setting, &spec).into(),
             ..PlanRequest::new(&spec, setting.tokens)
         };
         let planned = plan_step(model, &request).bad_input("no such step")?;
