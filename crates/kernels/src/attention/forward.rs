@@ -207,7 +207,7 @@ impl<K: Source> Block<'_, K> {
                 n: end_vector - first_vector,
                 accumulate: false,
             });
-            let unmasked = self.rows.see_all(tile.clone(), start);
+            let unmasked = !K::SCALED && self.rows.see_all(tile.clone(), start);
             for row in tile.clone() {
                 let scores = scratch.scores.add((row - tile.start) * TILE_KEYS);
                 if unmasked {
