@@ -3,7 +3,9 @@
 
 use crate::arena::AlignedBuffer;
 use crate::isa::Isa;
+use crate::ops::Ops;
 use crate::pool::Pool;
+use crate::qlinear::PackedMatrix;
 use crate::simd::Simd;
 use crate::simd::integer::{IntegerKernel, IntegerSimd, dispatch};
 use std::hint::black_box;
@@ -176,6 +178,15 @@ pub(crate) fn read_bytes(isa: Isa, pool: &Pool, bytes: &[u8]) {
         // SAFETY: the kernel has no conditions besides its slice.
         unsafe { dispatch(isa, Read(piece)) }
     });
+}
+
+impl Ops {
+    /// Only reads the packed bytes of `matrix`, shared among the workers: what a product of one row takes at least.
+    pub fn read_packed(&mut self, matrix: &PackedMatrix) {
+        if !self.is_planning() {
+            read_bytes(self.options.isa, &self.pool, matrix.bytes());
+        }
+    }
 }
 
 /// Adds up the whole vectors of a slice.

@@ -224,6 +224,26 @@ pub(crate) fn forward(ops: &mut Ops, run: &BlockRun, t: &BlockTensors, extent: E
     }
 }
 
+/// The products with frozen weights of a whole [`forward`], in its order and places, without anything else: what a
+/// forward takes at least.
+pub(crate) fn products(ops: &mut Ops, run: &BlockRun, t: &BlockTensors) {
+    let product = |ops: &mut Ops, x: Tensor, outputs: &[(Projection, Tensor)]| {
+        let weight = |&(projection, y): &(Projection, Tensor)| (&*run.weights.linear(projection).weight, y);
+        ops.qlinear_forward(x, &outputs.iter().map(weight).collect::<Vec<_>>());
+    };
+    let (query, rest) = ((Query, t.query_product), [(Key, t.key_product), (Value, t.value)]);
+    match run.selected_rows {
+        None => product(ops, t.input_normed, &[query, rest[0], rest[1]]),
+        Some(_) => {
+            product(ops, t.query_input, &[query]);
+            product(ops, t.input_normed, &rest);
+        }
+    }
+    product(ops, t.attended, &[(Output, t.output_product)]);
+    product(ops, t.middle_normed, &[(Gate, t.gate), (Up, t.up)]);
+    product(ops, t.gated, &[(Down, t.down_product)]);
+}
+
 /// From `d.output` to `d.input`, adding the adapters' gradients to `gradients` on the way. Overwrites `t.gate` and
 /// `t.up`. Stops as soon as nothing further is needed.
 pub(crate) fn backward(

@@ -5,6 +5,7 @@ use crate::terminal::Terminal;
 use crate::training::RunInputs;
 use crate::workbench::{self, ComputeArguments, ModelChoice, ReadingArguments, Workbench};
 use data::{ExampleOptions, RETRIEVED_RECORDS_MAX, Retriever};
+use kernels::{CacheFormat, Precision};
 use model::{Generator, GeneratorOptions, SamplingOptions};
 use std::path::{Path, PathBuf};
 use train::RunFolder;
@@ -45,10 +46,34 @@ pub struct ServingArguments {
     /// Seed of the choices; the same seed gives the same answer
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// How keys and values of the text so far are kept: f32, f16 (half the memory, error 2^-11) or 8bit (a quarter, error 1/254 of a head's largest) [default: f16; f32 with --precision exact]
+    #[arg(long, value_name = "FORMAT", value_parser = cache_format)]
+    cache: Option<CacheFormat>,
     #[command(flatten)]
     compute: ComputeArguments,
     #[command(flatten)]
     reading: ReadingArguments,
+}
+
+impl ServingArguments {
+    /// Whether the same prompt gives the same answer with every seed.
+    pub fn always_takes_the_likeliest(&self) -> bool {
+        self.temperature == 0.0
+    }
+}
+
+/// A format of the cache by its name.
+pub fn cache_format(text: &str) -> Result<CacheFormat, String> {
+    let names = || CacheFormat::ALL.map(CacheFormat::name).join(", ");
+    CacheFormat::by_name(text).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+/// Half the memory and reading of float32 at an error far below that of the 4-bit weights; exact stays exact.
+fn default_cache(precision: Precision) -> CacheFormat {
+    match precision {
+        Precision::Exact => CacheFormat::Float32,
+        Precision::A16 | Precision::A8 => CacheFormat::Float16,
+    }
 }
 
 /// Ready to answer.
@@ -67,7 +92,8 @@ pub struct Serving {
 const CONTEXT_TOKENS_DEFAULT: usize = 4096;
 
 impl Serving {
-    pub fn open(arguments: &ServingArguments, terminal: &Terminal) -> Result<Self, Failure> {
+    /// Ready for up to `candidates` answers to a prompt.
+    pub fn open(arguments: &ServingArguments, candidates: usize, terminal: &Terminal) -> Result<Self, Failure> {
         if arguments.retrieve > RETRIEVED_RECORDS_MAX {
             return Err(Failure::usage(format!("--retrieve {}: at most {RETRIEVED_RECORDS_MAX}", arguments.retrieve)));
         }
@@ -105,11 +131,18 @@ impl Serving {
         let stack = bench.adapters(&adapters)?;
         workbench::show_stack(stack.entries(), terminal);
         let context = context_tokens(arguments, &bench)?;
-        let generator_options = GeneratorOptions::new(arguments.compute.options()?, context);
+        let answer_tokens_max = answer_tokens(arguments.max_tokens, context)?;
+        let ops = arguments.compute.options()?;
+        let generator_options = GeneratorOptions {
+            cache: arguments.cache.unwrap_or(default_cache(ops.precision)),
+            candidates_max: candidates,
+            candidate_tokens_max: answer_tokens_max,
+            ..GeneratorOptions::new(ops, context)
+        };
         let generator =
             Generator::stacked(bench.model.clone(), &stack.weights(), generator_options).bad_input("cannot answer")?;
         let sampling = SamplingOptions {
-            tokens_max: answer_tokens(arguments.max_tokens, context)?,
+            tokens_max: answer_tokens_max,
             temperature: arguments.temperature,
             top_k: arguments.top_k,
             top_p: arguments.top_p,
@@ -154,6 +187,21 @@ impl Serving {
         on_text(&rest);
         whole.push_str(&rest);
         Ok((whole, tokens.len()))
+    }
+
+    /// `count` answers to `prompt`, with seeds from the first one on: whole texts and their numbers of tokens.
+    pub fn candidates(&mut self, prompt: &[u32], count: usize) -> Result<Vec<(String, usize)>, Failure> {
+        let seeded = |seed| SamplingOptions { seed, ..self.sampling.clone() };
+        let sampling: Vec<_> = (0..count as u64).map(|index| seeded(self.sampling.seed.wrapping_add(index))).collect();
+        let mut go_on = |_, _| !crate::training::stop_asked();
+        let answers = self.generator.candidates(prompt, &sampling, &mut go_on).bad_input("cannot answer")?;
+        let text_of = |tokens: Vec<u32>| {
+            let mut stream = self.bench.text.stream();
+            let mut text: String = tokens.iter().map(|token| stream.push(*token)).collect();
+            text += &stream.finish();
+            (text, tokens.len())
+        };
+        Ok(answers.into_iter().map(text_of).collect())
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) trait IntegerSimd: Copy {
     const DOT_I16: &'static str;
     /// The same for unsigned times signed bytes.
     const DOT_U8: &'static str;
+    /// Whether [`IntegerSimd::dot_u8`] is one instruction that multiplies twice as much as that of 16-bit integers.
+    const DOT_U8_AT_ONCE: bool;
 
     /// Runs `kernel` as a function of its own, not inlined into its caller.
     ///
@@ -42,6 +44,7 @@ pub(crate) trait IntegerSimd: Copy {
     fn sub_i8(self, other: Self) -> Self;
     fn shift_right_u32<const BITS: u32>(self) -> Self;
     fn shift_right_u16<const BITS: u32>(self) -> Self;
+    fn shift_left_u32<const BITS: u32>(self) -> Self;
     /// `(a·b + 2^14) >> 15` of 16-bit integers, not both -2^15.
     fn multiply_round_i16(self, other: Self) -> Self;
     /// i32 `self` + products of the two i16 pairs of each 32-bit part. Not all four may be -2^15.

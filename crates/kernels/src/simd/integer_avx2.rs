@@ -94,6 +94,7 @@ impl<const VNNI: bool> IntegerSimd for Avx2Integer<VNNI> {
     const NAME: &'static str = if VNNI { "avxvnni" } else { "avx2" };
     const DOT_I16: &'static str = if VNNI { "vpdpwssd" } else { "vpmaddwd" };
     const DOT_U8: &'static str = if VNNI { "vpdpbusd" } else { "vpmaddubsw" };
+    const DOT_U8_AT_ONCE: bool = VNNI;
 
     #[inline(always)]
     unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
@@ -151,6 +152,11 @@ impl<const VNNI: bool> IntegerSimd for Avx2Integer<VNNI> {
     fn shift_right_u16<const BITS: u32>(self) -> Self {
         let count = unsafe { _mm_cvtsi32_si128(BITS as i32) };
         unsafe { Self(_mm256_srl_epi16(self.0, count), _mm256_srl_epi16(self.1, count)) }
+    }
+    #[inline(always)]
+    fn shift_left_u32<const BITS: u32>(self) -> Self {
+        let count = unsafe { _mm_cvtsi32_si128(BITS as i32) };
+        unsafe { Self(_mm256_sll_epi32(self.0, count), _mm256_sll_epi32(self.1, count)) }
     }
     #[inline(always)]
     fn multiply_round_i16(self, other: Self) -> Self {

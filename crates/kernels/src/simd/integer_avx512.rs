@@ -37,6 +37,7 @@ impl IntegerSimd for Avx512Integer {
     const NAME: &'static str = "avx512vnni";
     const DOT_I16: &'static str = "vpdpwssd";
     const DOT_U8: &'static str = "vpdpbusd";
+    const DOT_U8_AT_ONCE: bool = true;
 
     #[inline(always)]
     unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
@@ -89,6 +90,10 @@ impl IntegerSimd for Avx512Integer {
     #[inline(always)]
     fn shift_right_u16<const BITS: u32>(self) -> Self {
         Self(unsafe { _mm512_srli_epi16::<BITS>(self.0) })
+    }
+    #[inline(always)]
+    fn shift_left_u32<const BITS: u32>(self) -> Self {
+        Self(unsafe { _mm512_slli_epi32::<BITS>(self.0) })
     }
     #[inline(always)]
     fn multiply_round_i16(self, other: Self) -> Self {

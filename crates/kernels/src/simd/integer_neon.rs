@@ -118,6 +118,7 @@ impl<const BYTES: u8> IntegerSimd for NeonInteger<BYTES> {
         _ => "neon",
     };
     const DOT_I16: &'static str = "smull";
+    const DOT_U8_AT_ONCE: bool = BYTES == I8MM;
     const DOT_U8: &'static str = match BYTES {
         I8MM => "usdot",
         DOTPROD => "sdot",
@@ -190,6 +191,10 @@ impl<const BYTES: u8> IntegerSimd for NeonInteger<BYTES> {
         Self(four!(i => unsafe {
             vreinterpretq_s32_u16(vshlq_u16(vreinterpretq_u16_s32(self.0[i]), vdupq_n_s16(-(BITS as i16))))
         }))
+    }
+    #[inline(always)]
+    fn shift_left_u32<const BITS: u32>(self) -> Self {
+        Self(four!(i => unsafe { vshlq_s32(self.0[i], vdupq_n_s32(BITS as i32)) }))
     }
     #[inline(always)]
     fn multiply_round_i16(self, other: Self) -> Self {

@@ -37,6 +37,7 @@ impl IntegerSimd for PortableInteger {
     const NAME: &'static str = "portable";
     const DOT_I16: &'static str = "i16";
     const DOT_U8: &'static str = "i8";
+    const DOT_U8_AT_ONCE: bool = false;
 
     #[inline(never)]
     unsafe fn call<K: IntegerKernel>(kernel: K) -> K::Output {
@@ -95,6 +96,10 @@ impl IntegerSimd for PortableInteger {
     #[inline(always)]
     fn shift_right_u16<const BITS: u32>(self) -> Self {
         Self::from_halves(self.halves().map(|x| (x as u16 >> BITS) as i16))
+    }
+    #[inline(always)]
+    fn shift_left_u32<const BITS: u32>(self) -> Self {
+        Self(self.0.map(|x| x << BITS))
     }
     #[inline(always)]
     fn multiply_round_i16(self, other: Self) -> Self {

@@ -2,6 +2,7 @@
 //! for what follows, or one row for each of several answers to one prompt.
 
 mod batch;
+mod measure;
 mod pages;
 mod program;
 

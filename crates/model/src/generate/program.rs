@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::ops::Counters;
-use kernels::{KeyValueCache, Ops, RopeTable, Tensor};
+use kernels::{KeyValueCache, Ops, PAGE_POSITIONS, RopeTable, Tensor};
 
 use super::GeneratorOptions;
 use super::batch::Batch;
@@ -107,26 +107,54 @@ impl Program {
     /// From the tokens of `batch` to the selected rows of the last block's output. The keys and values of the batch
     /// join the cache.
     pub(super) fn forward(&self, ops: &mut Ops, batch: &Batch) {
-        let config = self.model.config();
         let input = self.places.block.input.first_rows(batch.tokens.len());
-        ops.embedding_forward(&self.model.embedding, &batch.tokens, config.embedding_scale, input);
-        for block in 0..config.blocks.len() {
-            let is_last = block + 1 == config.blocks.len();
+        ops.embedding_forward(&self.model.embedding, &batch.tokens, self.model.config().embedding_scale, input);
+        self.each_block(batch, |run, t| block::forward(ops, run, t, Extent::Whole));
+    }
+
+    /// The products with frozen weights of [`Self::forward`] alone.
+    pub(super) fn products(&self, ops: &mut Ops, batch: &Batch) {
+        self.each_block(batch, |run, t| block::products(ops, run, t));
+    }
+
+    fn each_block(&self, batch: &Batch, mut run: impl FnMut(&BlockRun, &BlockTensors)) {
+        let blocks = self.model.config().blocks.len();
+        for block in 0..blocks {
+            let is_last = block + 1 == blocks;
             let (places, leaving) = match is_last {
                 true => (&self.places.last_block, batch.selected_rows.len()),
                 false => (&self.places.block, batch.tokens.len()),
             };
-            let t = places.first_rows(batch.tokens.len(), leaving);
-            block::forward(ops, &self.block_run(block, is_last, batch), &t, Extent::Whole);
+            run(&self.block_run(block, is_last, batch), &places.first_rows(batch.tokens.len(), leaving));
         }
+    }
+
+    /// Bytes of keys and values that a token at `position` sees.
+    pub(super) fn cache_bytes_read(&self, position: usize) -> usize {
+        let config = self.model.config();
+        let page = KeyValueCache::page_bytes(self.options.cache, config.kv_heads, config.head_dim);
+        let seen = |block| attention_shape(config, block).window.unwrap_or(usize::MAX).min(position + 1);
+        (0..config.blocks.len()).map(|block| seen(block) * page / PAGE_POSITIONS).sum()
+    }
+    /// Bytes of all caches.
+    pub(super) fn cache_bytes(&self) -> usize {
+        let config = self.model.config();
+        let page = KeyValueCache::page_bytes(self.options.cache, config.kv_heads, config.head_dim);
+        self.places.caches.iter().map(|cache| cache.pages() * page).sum()
     }
 
     /// From the first `rows` selected rows to the logits of each.
     pub(super) fn logits(&self, ops: &mut Ops, rows: usize) {
-        let Model { final_norm, head, .. } = &*self.model;
+        let final_norm = &self.model.final_norm;
         let (hidden, normed) = (self.places.last_block.output.first_rows(rows), self.places.normed.first_rows(rows));
         ops.rms_norm_forward(hidden, final_norm, self.model.config().norm_epsilon, normed);
-        ops.qlinear_forward(normed, &[(&**head, self.places.logits.first_rows(rows))]);
+        self.head_product(ops, rows);
+    }
+
+    /// The product of [`Self::logits`] alone.
+    pub(super) fn head_product(&self, ops: &mut Ops, rows: usize) {
+        let [normed, logits] = [self.places.normed, self.places.logits].map(|places| places.first_rows(rows));
+        ops.qlinear_forward(normed, &[(&*self.model.head, logits)]);
     }
 
     /// From the selected rows to the loss of each.

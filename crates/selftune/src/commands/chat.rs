@@ -21,7 +21,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
-    let mut serving = Serving::open(&arguments.serving, terminal)?;
+    let mut serving = Serving::open(&arguments.serving, 1, terminal)?;
     if !serving.bench.text.has_template() {
         return Err(Failure::input(format!(
             "{} has no chat template: it continues text, try selftune generate --raw",

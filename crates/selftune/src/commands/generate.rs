@@ -1,4 +1,4 @@
-//! `selftune generate`: one answer.
+//! `selftune generate`: one answer, or several to choose from.
 
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::serving::{self, Serving, ServingArguments};
@@ -7,12 +7,13 @@ use data::{Record, RecordBody};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Write one answer.
+/// Write one answer, or several to choose from.
 ///
 /// The prompt is what a person would ask; `--record` takes a record of the history's own kind instead (a commit
 /// without its subject, say), shown to the model exactly as in training.
 ///   selftune generate --run runs/me "Write to Ann that the meeting moves to Friday."
 ///   selftune generate --run runs/me --record change.json --retrieve 4
+///   selftune generate --run runs/me --candidates 4 --temperature 0.8 "Write to Ann that the meeting moves to Friday."
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
@@ -25,9 +26,15 @@ pub struct Arguments {
     /// Go on with the prompt as plain text, without the model's chat template
     #[arg(long, conflicts_with = "record")]
     raw: bool,
+    /// Write N answers, with the seeds from --seed on, behind one reading of the prompt; needs --temperature
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    candidates: usize,
     #[command(flatten)]
     serving: ServingArguments,
 }
+
+/// More answers than this nobody reads.
+const CANDIDATES_MAX: usize = 64;
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let record = match (&arguments.record, &arguments.prompt) {
@@ -45,7 +52,14 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         }
         (None, None) => return Err(Failure::usage("a prompt or --record is needed")),
     };
-    let mut serving = Serving::open(&arguments.serving, terminal)?;
+    let count = arguments.candidates;
+    if !(1..=CANDIDATES_MAX).contains(&count) {
+        return Err(Failure::usage(format!("--candidates {count}: expected 1 to {CANDIDATES_MAX}")));
+    }
+    if count > 1 && arguments.serving.always_takes_the_likeliest() {
+        return Err(Failure::usage(format!("--candidates {count}: without --temperature all answers would be the same")));
+    }
+    let mut serving = Serving::open(&arguments.serving, count, terminal)?;
     let (prompt, retrieved, tokens_cut) = match &record {
         RecordBody::Completion { prompt, .. } if arguments.raw => {
             (serving.bench.text.encode_text_prompt(prompt).bad_input("the prompt")?, Vec::new(), 0)
@@ -61,14 +75,29 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         terminal.warning(format!("the prompt is too long for the context: {tokens_cut} tokens in its middle were left out"));
     }
     let start = Instant::now();
-    let (answer, tokens) = serving.answer(&prompt, &mut |piece| terminal.piece(piece))?;
-    terminal.line("");
+    let answers = if count == 1 {
+        let answer = serving.answer(&prompt, &mut |piece| terminal.piece(piece))?;
+        terminal.line("");
+        vec![answer]
+    } else {
+        let answers = serving.candidates(&prompt, count)?;
+        for (index, (text, _)) in answers.iter().enumerate() {
+            terminal.heading(format!("answer {}", index + 1));
+            terminal.line(text);
+        }
+        answers
+    };
+    let (answer, tokens) = &answers[0];
+    let all_tokens: usize = answers.iter().map(|(_, tokens)| tokens).sum();
     let wall_s = start.elapsed().as_secs_f64();
-    terminal.remark(format!("{} prompt tokens, {tokens} tokens in {wall_s:.2} s", prompt.len()));
+    terminal.remark(format!("{} prompt tokens, {all_tokens} tokens in {wall_s:.2} s", prompt.len()));
+    let candidates: Vec<_> =
+        answers.iter().map(|(text, tokens)| serde_json::json!({"text": text, "answer_tokens": tokens})).collect();
     terminal.json(&serde_json::json!({
         "text": answer,
         "prompt_tokens": prompt.len(),
         "answer_tokens": tokens,
+        "candidates": candidates,
         "context_tokens_cut": tokens_cut,
         "retrieved_ids": retrieved,
         "adapter": serving.adapters.last(),

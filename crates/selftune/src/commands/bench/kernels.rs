@@ -1,6 +1,6 @@
 //! `selftune bench kernels`: the products with frozen weights against the ceilings of this machine.
 
-use super::{instruction_set, model_shape};
+use super::{instruction_set, json_ceilings, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::terminal::Terminal;
 use kernels::bench::{BenchCase, BenchRow, StreamCase, StreamRow, bench_qlinear, bench_stream};
@@ -183,12 +183,7 @@ pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
         "rows": rows.iter().map(|(name, row)| json_row(name, row)).collect::<Vec<_>>(),
         "summary": summary,
         "streams": streams.iter().map(|(name, row)| json_stream(name, row)).collect::<Vec<_>>(),
-        "ceilings": {
-            "i16_dot_gmac_per_s": ceilings.i16_dot_gmac_per_s,
-            "i8_dot_gmac_per_s": ceilings.i8_dot_gmac_per_s,
-            "f32_fma_gmac_per_s": ceilings.f32_fma_gmac_per_s,
-            "read_gbyte_per_s": ceilings.read_gbyte_per_s,
-        },
+        "ceilings": json_ceilings(&ceilings),
         "isa": isa.name(),
         "machine": device::Machine::describe(),
     }));

@@ -1,11 +1,13 @@
 //! `selftune bench`: measurements that check their own answers.
 
+mod generate;
 mod kernels;
 mod step;
 
 use crate::failure::{Failure, Outcome};
 use crate::simulation;
 use crate::terminal::Terminal;
+use ::kernels::ceiling::Ceilings;
 use ::kernels::Isa;
 use model::{KNOWN_SHAPES, KnownShape};
 
@@ -20,6 +22,7 @@ pub struct Arguments {
 enum What {
     Kernels(kernels::Arguments),
     Step(step::Arguments),
+    Generate(generate::Arguments),
     Sustained(simulation::SustainedArguments),
     Schedules(simulation::ScheduleArguments),
 }
@@ -28,6 +31,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     match arguments.what {
         What::Kernels(arguments) => kernels::run(&arguments, terminal),
         What::Step(arguments) => step::run(&arguments, terminal),
+        What::Generate(arguments) => generate::run(&arguments, terminal),
         What::Sustained(arguments) => simulation::sustained(&arguments, terminal),
         What::Schedules(arguments) => simulation::schedules(&arguments, terminal),
     }
@@ -36,6 +40,15 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 fn model_shape(text: &str) -> Result<KnownShape, String> {
     let names = || KNOWN_SHAPES.map(|shape| shape.name).join(", ");
     KnownShape::by_name(text).ok_or_else(|| format!("known shapes are {}", names()))
+}
+
+fn json_ceilings(ceilings: &Ceilings) -> serde_json::Value {
+    serde_json::json!({
+        "i16_dot_gmac_per_s": ceilings.i16_dot_gmac_per_s,
+        "i8_dot_gmac_per_s": ceilings.i8_dot_gmac_per_s,
+        "f32_fma_gmac_per_s": ceilings.f32_fma_gmac_per_s,
+        "read_gbyte_per_s": ceilings.read_gbyte_per_s,
+    })
 }
 
 /// The instruction set called `name`, or the best one.
