@@ -5,6 +5,7 @@ mod bad_input;
 mod bench_step;
 mod commands;
 mod documented;
+mod generation;
 mod hub;
 mod imports;
 mod memory;
