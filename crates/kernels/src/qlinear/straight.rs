@@ -68,11 +68,8 @@ impl Straight<'_> {
                 let cell = first_cell(1, input.tiles, t / PANEL_TILES, 0) + t % PANEL_TILES;
                 let x = input.integers.add(cell * input.cell_bytes).cast_const();
                 let rows = input.scales.add(cell * G).cast_const();
-                let sums = if S::DOT_U8_AT_ONCE && !WIDE {
-                    dot_bytes::<S, G>(tile, x)
-                } else {
-                    dot::<S, WIDE, G>(tile, x)
-                };
+                let sums =
+                    if S::DOT_U8_AT_ONCE && !WIDE { dot_bytes::<S, G>(tile, x) } else { dot::<S, WIDE, G>(tile, x) };
                 unpack::scales::<S>(format, tile, format.raise(), scales.as_mut_ptr());
                 for (group, sums) in sums.iter().enumerate() {
                     let row = *rows.add(group);
