@@ -93,7 +93,7 @@ fn a_finished_run_resumes_to_itself_and_a_changed_history_is_refused() {
     place.json(&["train", "--resume", "run"]);
     assert_eq!(before, adapters(&place.path("run")));
 
-    place.refuses(&train, 3, &["already holds a run"]);
+    place.refuses(&train, 2, &["already holds a run"]);
     let text = std::fs::read_to_string(place.path("history.jsonl")).expect("the history");
     place.write("history.jsonl", &text.replacen("what is 3", "what was 3", 1));
     place.refuses(&["train", "--resume", "run"], 3, &["r3", "Nothing was changed"]);
