@@ -21,7 +21,7 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum What {
     Kernels(kernels::Arguments),
-    Step(step::Arguments),
+    Step(Box<step::Arguments>),
     Generate(generate::Arguments),
     Sustained(simulation::SustainedArguments),
     Schedules(simulation::ScheduleArguments),
