@@ -69,7 +69,8 @@ fn another_build_runs_in_turns() {
     refuses(&["--rank", "0"], 2, &["--rank=0", "1 to 1024"]);
     refuses(&["--threads", "9999"], 2, &["--threads=9999"]);
     refuses(&["--blocks", "3"], 2, &["the model has 2"]);
-    refuses(&["--tokens", "9000"], 3, &["8192"]);
-    refuses(&["--memory", "1MB"], 3, &["1.0 MB"]);
+    let long = ["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "1", "--tokens", "9000"];
+    place.refuses(&long, 3, &["8192"]);
+    refuses(&["--memory", "1MB"], 3, &["1 MB"]);
     place.refuses(&["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "31"], 2, &["1 to 30"]);
 }
