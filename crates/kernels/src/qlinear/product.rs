@@ -77,16 +77,8 @@ struct RowBlocks {
 }
 
 impl RowBlocks {
-    /// Blocks of at most `rows_max` rows, whole row tiles, few enough that `threads` workers get several tasks each.
-    fn new(rows: usize, tiles: usize, threads: usize, rows_max: usize) -> Self {
-        const TASKS_PER_THREAD: usize = 8;
-        // Below this the unpacking of a panel costs more than idle workers.
-        const ROWS_MIN: usize = 8 * ROWS;
-        let mut blocks = rows.div_ceil(rows_max);
-        while threads > 1 && blocks * tiles < TASKS_PER_THREAD * threads && rows.div_ceil(blocks + 1) >= ROWS_MIN {
-            blocks += 1;
-        }
-        let block = rows.div_ceil(blocks).next_multiple_of(ROWS);
+    fn new(rows: usize, count: usize) -> Self {
+        let block = rows.div_ceil(count).next_multiple_of(ROWS);
         // Where a block ends, so does a row tile: nine rows and fewer are cut otherwise.
         Self { rows, block, count: rows.saturating_sub(9).div_ceil(block).max(1) }
     }
@@ -95,6 +87,50 @@ impl RowBlocks {
     fn block(&self, index: usize) -> (usize, usize) {
         let first = index * self.block;
         (first, if index + 1 == self.count { self.rows - first } else { self.block })
+    }
+}
+
+/// How a product is cut into tasks: one column tile for a block of rows each. The last tiles are cut finer than the
+/// others, so that workers that are through with those have something left to share, and end together.
+#[derive(Clone, Copy)]
+struct Tasks {
+    tiles: usize,
+    coarse_tiles: usize,
+    coarse: RowBlocks,
+    fine: RowBlocks,
+}
+
+impl Tasks {
+    /// Tasks of at most `rows_max` rows, as large as `threads` workers allow: each unpacks its tile for itself.
+    fn new(rows: usize, tiles: usize, threads: usize, rows_max: usize) -> Self {
+        const COARSE_PER_THREAD: usize = 4;
+        // Below this the unpacking of a panel costs more than idle workers.
+        const ROWS_MIN: usize = 8 * ROWS;
+        let mut blocks = rows.div_ceil(rows_max);
+        while threads > 1 && blocks * tiles < COARSE_PER_THREAD * threads && rows.div_ceil(blocks + 1) >= ROWS_MIN {
+            blocks += 1;
+        }
+        let coarse = RowBlocks::new(rows, blocks);
+        let fine = RowBlocks::new(rows, (rows / ROWS_MIN).max(blocks));
+        // What the workers may be apart after the coarse tasks: one of them each.
+        let fine_tiles = if threads > 1 && fine.count > coarse.count { threads.div_ceil(coarse.count) } else { 0 };
+        Self { tiles, coarse_tiles: tiles.saturating_sub(fine_tiles), coarse, fine }
+    }
+
+    fn count(&self) -> usize {
+        self.coarse_tiles * self.coarse.count + (self.tiles - self.coarse_tiles) * self.fine.count
+    }
+
+    /// Column tile, first row, and rows of task `index`: block by block, so that its rows stay in the cache.
+    fn task(&self, index: usize) -> (usize, usize, usize) {
+        let coarse_tasks = self.coarse_tiles * self.coarse.count;
+        let (index, first_tile, tiles, blocks) = if index < coarse_tasks {
+            (index, 0, self.coarse_tiles, &self.coarse)
+        } else {
+            (index - coarse_tasks, self.coarse_tiles, self.tiles - self.coarse_tiles, &self.fine)
+        };
+        let (first_row, rows) = blocks.block(index / tiles);
+        (first_tile + index % tiles, first_row, rows)
     }
 }
 
@@ -188,17 +224,12 @@ impl ForwardProduct {
     /// The promises of [`ForwardProduct::prepare`] still hold; the outputs are writable and overlap nothing.
     pub(crate) unsafe fn run(&self, pool: &Pool, outputs: &[ForwardOutput<'_>]) {
         let tiles = outputs.iter().map(|output| output.matrix.row_tiles()).sum::<usize>();
-        let blocks = RowBlocks::new(
-            self.input.rows,
-            tiles,
-            self.options.threads,
-            block_rows(forward::BLOCK_ROWS, self.options.precision),
-        );
+        let rows_max = block_rows(forward::BLOCK_ROWS, self.options.precision);
+        let tasks = Tasks::new(self.input.rows, tiles, self.options.threads, rows_max);
         let shared = Shared((*self, outputs));
-        pool.run(tiles * blocks.count, &|task, worker| {
+        pool.run(tasks.count(), &|task, worker| {
             let (product, outputs) = shared.get();
-            let mut tile = task % tiles;
-            let (first_row, rows) = blocks.block(task / tiles);
+            let (mut tile, first_row, rows) = tasks.task(task);
             let mut output = 0;
             while tile >= outputs[output].matrix.row_tiles() {
                 tile -= outputs[output].matrix.row_tiles();
@@ -431,20 +462,19 @@ unsafe fn input_grad_parts(
     let summands = unsafe { prepare_gradients(options, pool, rows, parts, &mut carver) };
     let workers = carver.take::<u8>(0);
     let column_tiles = parts[0].matrix.header().column_tiles();
-    let blocks =
-        RowBlocks::new(rows, column_tiles, options.threads, block_rows(input_grad::BLOCK_ROWS, options.precision));
+    let tasks = Tasks::new(rows, column_tiles, options.threads, block_rows(input_grad::BLOCK_ROWS, options.precision));
     let (precision, isa) = (options.precision, options.isa);
     let shared = Shared((&summands[..parts.len()], dx, workers));
-    pool.run(column_tiles * blocks.count, &|task, worker| {
+    pool.run(tasks.count(), &|task, worker| {
         let (summands, dx, workers) = shared.get();
-        let (first_row, rows) = blocks.block(task / column_tiles);
+        let (tile, first_row, rows) = tasks.task(task);
         for (index, summand) in summands.iter().enumerate() {
             // SAFETY: each task writes the columns of one tile in its rows, with the scratch of its worker.
             unsafe {
                 let task = InputGradTask {
                     summand: *summand,
                     precision,
-                    tile: task % column_tiles,
+                    tile,
                     dx,
                     accumulate: accumulate || index > 0,
                     first_row,
