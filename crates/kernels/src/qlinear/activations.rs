@@ -364,6 +364,7 @@ impl IntegerKernel for QuantizeGradient {
         let first_row = row_tile_start(input.rows, self.row_tile);
         let height = row_tile_height(input.rows, first_row);
         let blocks = input.blocks();
+        let rows_ahead = TOGETHER.div_ceil(blocks);
         let mut first = Cell { row: 0, tile: 0 };
         let mut left = height * blocks;
         while left > 0 {
@@ -374,7 +375,7 @@ impl IntegerKernel for QuantizeGradient {
                 for v in 0..input.block_width(cell.tile) / LANES {
                     // SAFETY: rows and blocks stay inside dy.
                     *largest =
-                        largest.max_magnitude(unsafe { self.values::<S>(first_row + cell.row, cell.tile, v, true) });
+                        largest.max_magnitude(unsafe { self.values::<S>(first_row + cell.row, cell.tile, v, 0) });
                 }
                 cell = cell.next(blocks);
             }
@@ -398,8 +399,8 @@ impl IntegerKernel for QuantizeGradient {
                     let to = input.integers.add(input.place(cell.tile, first_row) + cell.row * width);
                     for v in (0..width / LANES).step_by(2) {
                         let row = first_row + cell.row;
-                        let a = S::from_float(self.values::<S>(row, cell.tile, v, false) * inverse);
-                        let b = S::from_float(self.values::<S>(row, cell.tile, v + 1, false) * inverse);
+                        let a = S::from_float(self.values::<S>(row, cell.tile, v, rows_ahead) * inverse);
+                        let b = S::from_float(self.values::<S>(row, cell.tile, v + 1, rows_ahead) * inverse);
                         a.pack_i16(b).store(to.add(LANES * v).cast());
                     }
                     *input.scales.add(cell.tile * input.rows + first_row + cell.row) = scales[i];
@@ -415,15 +416,15 @@ impl IntegerKernel for QuantizeGradient {
 impl QuantizeGradient {
     /// Vector `v` of a row in a block, zeros beyond the columns.
     #[inline(always)]
-    unsafe fn values<S: IntegerSimd>(&self, row: usize, block: usize, v: usize, ahead: bool) -> S::Float {
+    unsafe fn values<S: IntegerSimd>(&self, row: usize, block: usize, v: usize, rows_ahead: usize) -> S::Float {
         let column = block * BLOCK + LANES * v;
         // SAFETY: passed on; the maxima are padded to whole tiles.
         unsafe {
             let from = self.dy.add(row * self.dy_stride + column);
             let dy = if column + LANES <= self.input.n {
-                if ahead {
-                    // The same columns of the next row.
-                    S::prefetch_near(from.wrapping_add(self.dy_stride).cast());
+                if rows_ahead > 0 {
+                    // What is read after the cells at hand.
+                    S::prefetch(from.wrapping_add(rows_ahead * self.dy_stride).cast());
                 }
                 S::Float::load(from)
             } else if column < self.input.n {
