@@ -33,28 +33,10 @@ pub fn parse_duration(text: &str) -> Result<f64, String> {
     Ok(seconds)
 }
 
-/// Bytes of `2GB`, `1.5GiB`, `800MB`: decimal units as written, binary ones with an `i`.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let expected = || format!("`{text}` is no size: expected a number with its unit, such as 800MB, 2GB or 1.5GiB");
-    let (number, unit, rest) = split_number(text.trim()).ok_or_else(expected)?;
-    let unit = match unit.to_ascii_lowercase().as_str() {
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(expected()),
-    };
-    let bytes = number * unit;
-    if !rest.is_empty() {
-        return Err(expected());
-    }
-    if !(1e6..=1e15).contains(&bytes) {
-        return Err(format!("`{text}`: expected 1 MB to 1000 TB"));
-    }
-    Ok(bytes as u64)
+/// Bytes of an amount of memory, as `train --memory` reads it.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    let limit = train::MemoryLimit::parse(text)?;
+    limit.0.ok_or_else(|| format!("`{text}`: expected an amount of memory, such as 900MB, 1.5GB or 2GiB"))
 }
 
 /// The share of `20%`, above 0 and at most 1.
@@ -124,12 +106,12 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn amounts_of_memory() {
         for (text, bytes) in [("2GB", 2_000_000_000), ("1.5 GiB", 1_610_612_736), ("800mb", 800_000_000)] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+            assert_eq!(parse_memory(text), Ok(bytes), "{text}");
         }
-        for text in ["", "2", "0GB", "2G", "-2GB", "2GB!", "1e3GB", "9999999TB", "10kB", "GB"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
+        for text in ["", "0GB", "-2GB", "2GB!", "GB", "auto"] {
+            assert!(parse_memory(text).is_err(), "{text}");
         }
     }
 

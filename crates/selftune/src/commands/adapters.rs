@@ -1,7 +1,7 @@
 //! `selftune adapters`: which adapters were accepted, and which are in use.
 
 use crate::accepted;
-use crate::failure::{ExitStatus, Outcome};
+use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::terminal::{GOOD, Terminal};
 
 /// List accepted adapters and their versions.
@@ -19,6 +19,11 @@ pub struct Arguments {
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let names = match arguments.name {
+        Some(name) if accepted::versions(&name)?.is_empty() => {
+            return Err(Failure::input(format!(
+                "no adapter was accepted under the name `{name}`; `selftune adapters` lists those that were"
+            )));
+        }
         Some(name) => vec![name],
         None => accepted::names()?,
     };
@@ -35,9 +40,6 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         }
         if let Err(failure) = accepted::current(&name) {
             terminal.warning(failure.message());
-        }
-        if versions.is_empty() {
-            terminal.line("  no adapter was accepted under this name");
         }
         listed.push(serde_json::json!({"name": name, "versions": versions}));
     }

@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", value_parser = units::parse_percent)]
     battery: Option<f64>,
     /// List settings that need at most so much memory, e.g. 2GB, 800MB, 1.5GiB
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_memory)]
     memory: Option<u64>,
 }
 

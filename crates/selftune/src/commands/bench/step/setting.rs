@@ -3,7 +3,7 @@
 use kernels::{Isa, OpsOptions, Precision};
 use model::{AdapterSpec, BoundaryType, MemoryChoice, ModelConfig, NecessaryWork, Projection, SAVINGS, WeightsPlace};
 
-use crate::units::parse_bytes;
+use crate::units::parse_memory;
 use crate::workbench::THREADS_MAX;
 
 /// More passes and tokens than these are a slip of the keyboard.
@@ -62,7 +62,7 @@ pub const KEYS: [(&str, &str, Set); 13] = [
         Ok(())
     }),
     ("memory", "a size such as 1GB, or any", |setting, text| {
-        setting.memory_bytes = if text == "any" { None } else { Some(parse_bytes(text)?) };
+        setting.memory_bytes = if text == "any" { None } else { Some(parse_memory(text)?) };
         Ok(())
     }),
     ("recompute", "auto, per-block or never", |setting, text| {
