@@ -117,14 +117,12 @@ impl Program {
         if let Prefix::Observed(observer) = prefix {
             observer(ops.read(first_input));
         }
-        let last = self.model.config().blocks.len() - 1;
-        for block in self.first_kept..=last {
+        for block in self.first_kept..self.model.config().blocks.len() {
             self.begin_block(ops, block, Some(block + 1));
             self.keep_input(ops, block, pass, supervision);
             self.block_forward(ops, block, Extent::Whole, pass, supervision);
-            if block < last {
-                self.end_block(ops, block);
-            }
+            // The last one too, though backward begins with it: the head comes between, the largest of all.
+            self.end_block(ops, block);
         }
     }
 
