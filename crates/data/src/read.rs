@@ -427,7 +427,8 @@ pub(crate) fn choose_task(fields: &Map<String, Value>, options: &ReadOptions) ->
 }
 
 pub(crate) fn unknown_kind(fields: &Map<String, Value>, columns: &ColumnNames) -> String {
-    let names: Vec<String> = fields.keys().take(8).map(|name| shown(name)).collect();
+    // Importers put the user in: it is nothing that the file lacks or has.
+    let names: Vec<String> = fields.keys().filter(|name| *name != "user").take(8).map(|name| shown(name)).collect();
     format!(
         "no kind of record has these fields ({}); expected \"{}\", or \"{}\" and \"{}\", or \"{}\", or a task's own",
         if names.is_empty() { "none".to_string() } else { names.join(", ") },

@@ -18,6 +18,17 @@ use crate::verdict::{Decision, QUERIES_MIN, judge, judge_with_retrieval};
 /// quarter held out, this leaves eight to judge by and twenty-four to learn from.
 pub const TRAINED_RECORDS_MIN: usize = 24;
 
+/// Why nothing trained on so many records and judged by so many can be accepted; `None` if it can.
+pub fn shortfall(trained_records: usize, held_out_records: usize) -> Option<String> {
+    if trained_records < TRAINED_RECORDS_MIN {
+        Some(format!("{trained_records} records to train on, at least {TRAINED_RECORDS_MIN} are needed"))
+    } else if held_out_records < QUERIES_MIN {
+        Some(format!("{held_out_records} records are held out, at least {QUERIES_MIN} are needed to judge an adapter"))
+    } else {
+        None
+    }
+}
+
 /// The decision with everything that it rests on, as a run folder and an accepted version keep it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Acceptance {
@@ -49,19 +60,13 @@ pub fn accept(
     let verdict = evaluation.and_then(if retrieved_records > 0 { judge_with_retrieval } else { judge });
     let queries = evaluation.map_or(0, Evaluation::query_count);
     let minus_earlier = evaluation.zip(earlier).and_then(|(new, earlier)| against_earlier(new, earlier));
-    let refusal = if trained_records < TRAINED_RECORDS_MIN {
-        Some(format!("{trained_records} records were trained on, at least {TRAINED_RECORDS_MIN} are needed"))
-    } else if queries < QUERIES_MIN {
-        Some(format!("{queries} records are held out, at least {QUERIES_MIN} are needed to judge an adapter"))
-    } else {
-        match &verdict {
-            None => Some("the adapter could not be compared with the base model".to_owned()),
-            Some(verdict) if verdict.decision == Decision::NotKept => {
-                Some(format!("{}. {}", verdict.headline.trim_start_matches("Not kept: "), verdict.reason))
-            }
-            Some(_) => worse_than_earlier(minus_earlier).or_else(|| general_ability.and_then(forgotten)),
+    let refusal = shortfall(trained_records, queries).or_else(|| match &verdict {
+        None => Some("the adapter could not be compared with the base model".to_owned()),
+        Some(verdict) if verdict.decision == Decision::NotKept => {
+            Some(format!("{}. {}", verdict.headline.trim_start_matches("Not kept: "), verdict.reason))
         }
-    };
+        Some(_) => worse_than_earlier(minus_earlier).or_else(|| general_ability.and_then(forgotten)),
+    });
     let reason = match (&refusal, &verdict) {
         (Some(refusal), _) => refusal.clone(),
         (None, Some(verdict)) => verdict.reason.clone(),

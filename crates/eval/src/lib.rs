@@ -27,7 +27,7 @@ pub mod study;
 pub mod table;
 pub mod verdict;
 
-pub use acceptance::{Acceptance, accept};
+pub use acceptance::{Acceptance, TRAINED_RECORDS_MIN, accept, shortfall};
 pub use arms::{ARMS, Arm, COMPARISONS, Comparison, WhichAdapter};
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::EvalError;

@@ -119,8 +119,7 @@ pub fn merge(
         None if arguments.float => WrittenWeights::Float,
         None => WrittenWeights::AsStored,
     };
-    let context = || format!("cannot merge into {}", path.display());
-    let rewrite = ModelRewrite::open(&path, &RewriteOptions::new(weights), &files).bad_input(context())?;
+    let rewrite = ModelRewrite::open(&path, &RewriteOptions::new(weights), &files).bad_input("cannot merge")?;
     let is_gate_needed = rewrite.is_quantized() && rewrite.is_written_quantized();
     if is_gate_needed && arguments.history.is_none() && !arguments.force {
         return Err(Failure::input(format!(
@@ -129,7 +128,7 @@ pub fn merge(
             path.display()
         )));
     }
-    let config = ModelConfig::from_json(&rewrite.source_config()).bad_input(context())?;
+    let config = ModelConfig::from_json(&rewrite.source_config()).bad_input("cannot merge")?;
     let stack = AdapterStack::for_config(&named, &config).bad_input("cannot use the adapters")?;
     show_stack(stack.entries(), terminal);
     let base_hash = check_base(&path, &files, arguments.other_base, terminal)?;

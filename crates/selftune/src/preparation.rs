@@ -372,6 +372,39 @@ mod tests {
         assert_eq!(taken("aabbb", "xyxyx", 2), [1, 3]);
     }
 
+    /// README and tour promise it, and so does `train --help`.
+    #[test]
+    fn what_acceptance_needs_is_what_the_pages_say() {
+        let config = TrainConfig::default();
+        let lines: Vec<String> = (0..60).map(|index| format!("{{\"text\": \"note {index}\"}}")).collect();
+        let folder = tempfile::tempdir().expect("a folder");
+        let is_enough = |records: &usize| {
+            let file = folder.path().join("notes.jsonl");
+            std::fs::write(&file, lines[..*records].join("\n")).expect("written");
+            let history = data::read_history(&file, &data::ReadOptions::default()).expect("notes");
+            let Division { seen, held_out, .. } = divide(&history, HoldOut(0.1)).expect("enough");
+            eval::shortfall(seen.len() - config.validation_records(seen.len()), held_out.len()).is_none()
+        };
+        let least = (1..60).find(is_enough).expect("sixty are enough");
+        let (trained, held_out) = (eval::TRAINED_RECORDS_MIN, eval::verdict::QUERIES_MIN);
+        let pages = [
+            include_str!("../../../README.md"),
+            include_str!("../../../docs/tour.md"),
+            include_str!("commands/train.rs"),
+        ];
+        for page in pages {
+            let words = page.replace("///", " ").split_whitespace().collect::<Vec<_>>().join(" ");
+            for promised in [
+                format!("{trained} records to learn from and {held_out} held out"),
+                format!("{least} in all with the defaults"),
+            ] {
+                assert!(words.contains(&promised), "{promised}");
+            }
+        }
+        let allowed = format!("at most {} nats a token of general ability", eval::general::LOSS_RISE_MAX);
+        assert!(pages[1].replace('\n', " ").contains(&allowed), "{allowed}");
+    }
+
     #[test]
     fn hold_out_is_a_share_or_a_count() {
         assert_eq!(HoldOut::parse("0.2"), Ok(HoldOut(0.2)));

@@ -24,7 +24,7 @@ pub struct Recipe {
     /// user: one person's records; task: everybody's in the file, each with only the own earlier ones in the prompt
     #[arg(long, value_parser = ["user", "task"], value_name = "STAGE")]
     pub stage: Option<String>,
-    /// default (small histories, minutes on a laptop) or paper (the recipe of the study's Table 1)
+    /// default (small histories, minutes on a laptop) or paper (the recipe of the paper's Table 1)
     #[arg(long, value_parser = PRESETS.map(|preset| preset.name))]
     pub preset: Option<String>,
     /// Settings from a TOML file; unknown keys are errors
@@ -63,6 +63,17 @@ pub struct Prepared {
     pub on: AdapterStack,
     pub hold_out: HoldOut,
     pub preparation: Preparation,
+}
+
+impl Prepared {
+    /// Says beforehand that what will be learned cannot be accepted. Who holds nothing out knows it.
+    pub fn warn_of_shortfall(&self, terminal: &Terminal) {
+        let Preparation { training, held_out, .. } = &self.preparation;
+        let shortfall = eval::shortfall(training.len(), held_out.len()).filter(|_| self.hold_out.0 > 0.0);
+        if let Some(shortfall) = shortfall {
+            terminal.warning(format!("an adapter of this run cannot be accepted: {shortfall}"));
+        }
+    }
 }
 
 impl Recipe {

@@ -84,6 +84,8 @@ pub struct Serving {
     pub options: ExampleOptions,
     /// Folders of the adapters in use, from the base model upwards.
     pub adapters: Vec<PathBuf>,
+    /// How keys and values are kept.
+    pub cache: CacheFormat,
     generator: Generator,
     sampling: SamplingOptions,
 }
@@ -133,8 +135,9 @@ impl Serving {
         let context = context_tokens(arguments, &bench)?;
         let answer_tokens_max = answer_tokens(arguments.max_tokens, context)?;
         let ops = arguments.compute.options()?;
+        let cache = arguments.cache.unwrap_or(default_cache(ops.precision));
         let generator_options = GeneratorOptions {
-            cache: arguments.cache.unwrap_or(default_cache(ops.precision)),
+            cache,
             candidates_max: candidates,
             candidate_tokens_max: answer_tokens_max,
             ..GeneratorOptions::new(ops, context)
@@ -161,7 +164,7 @@ impl Serving {
             }
             _ => (Retriever::none(), data::DEFAULT_USER.to_owned()),
         };
-        Ok(Self { bench, retriever, user, options, adapters, generator, sampling })
+        Ok(Self { bench, retriever, user, options, adapters, cache, generator, sampling })
     }
 
     /// Room that a prompt leaves for its answer.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A whole training on a simulated device: speed, heat, battery, and how it recovers.
 ///
-/// Nothing is measured here: the numbers come from a model of heat, clock and battery that was fitted to the study's
+/// Nothing is measured here: the numbers come from a model of heat, clock and battery that was fitted to the paper's
 /// figures 6 and 7 and its table 6. It shows what sustained training does to a phone:
 ///   selftune bench sustained
 ///   selftune bench sustained --tokens 1110000 --from-charge 85% --svg run.svg
@@ -31,7 +31,7 @@ pub struct SustainedArguments {
 
 /// Continuous training against pauses and bursts on a heat-soaked simulated device.
 ///
-/// Nothing is measured here, see `bench sustained`. Thirteen blocks of twenty minutes, as in the study: pausing cools the
+/// Nothing is measured here, see `bench sustained`. Thirteen blocks of twenty minutes, as in the paper: pausing cools the
 /// device, and recovers nothing.
 #[derive(clap::Args)]
 pub struct ScheduleArguments {

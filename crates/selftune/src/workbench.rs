@@ -41,7 +41,7 @@ pub struct ComputeArguments {
     /// Precision of activations inside the products with frozen weights: a16 (error under 2e-4), exact, or a8 (fast, error about 1e-2)
     #[arg(long, default_value = "a16", value_parser = ["a16", "exact", "a8"])]
     pub precision: String,
-    /// Instruction set to use instead of the best one (avx512vnni, avx2, portable); results are the same
+    /// Instruction set to use instead of the best one (avx512vnni, avxvnni, avx2; on Arm neon-i8mm, neon-dotprod, neon; portable); results are the same
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
 }
@@ -336,5 +336,21 @@ impl HistoryChoice {
             },
         };
         data::read_history(&self.path, &options).bad_input(format!("cannot use the history {}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args;
+
+    #[test]
+    fn help_names_every_instruction_set_of_this_machine() {
+        let command = ComputeArguments::augment_args(clap::Command::new("selftune"));
+        let option = command.get_arguments().find(|option| option.get_id() == "isa").expect("--isa");
+        let help = option.get_help().expect("help").to_string();
+        for isa in Isa::available() {
+            assert!(help.contains(isa.name()), "{}: {help}", isa.name());
+        }
     }
 }

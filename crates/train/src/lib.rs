@@ -44,7 +44,7 @@ mod trainer;
 mod watch;
 
 pub use adapter_file::{Receipt, StartedFrom};
-pub use config::{ConfigError, MemoryLimit, PRESETS, Preset, Stage, TrainConfig};
+pub use config::{ConfigError, MemoryLimit, PRESETS, Preset, SETTINGS, Stage, TrainConfig};
 pub use error::TrainError;
 pub use events::{Control, TrainEvent};
 pub use files::{Fault, FileError, FileFaults, FileOperation, Files, read_own_text};

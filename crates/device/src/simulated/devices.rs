@@ -46,7 +46,7 @@ pub const DEVICES: [DeviceModel; 1] = [PAPER_PHONE];
 /// minutes of rest, 95 % after 6; steps per hour with pauses and bursts; 4.0 to 4.2 W and 0.04 J a token on battery.
 const PAPER_PHONE: DeviceModel = DeviceModel {
     name: "paper-phone",
-    about: "the study's phone with a 3B model, fitted to its figures 6 and 7, its schedules and its table 6",
+    about: "the paper's phone with a 3B model, fitted to its figures 6 and 7, its schedules and its table 6",
     tokens_per_second_cold: 166.0,
     work_w: 9.4,
     power_exponent: 1.5615,

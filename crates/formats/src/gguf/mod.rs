@@ -45,7 +45,11 @@ fn open(path: &Path) -> Result<ModelSource, FormatError> {
         );
     }
     if let Some(kind) = container.text("general.type")?.filter(|kind| *kind != "model") {
-        return Err(container.key_error("general.type", format!("`{kind}`, expected `model`")));
+        let help = match kind {
+            "adapter" => "; adapters are read in PEFT's and MLX's layout: the folder that this one was exported from",
+            _ => "",
+        };
+        return Err(container.key_error("general.type", format!("`{kind}`, expected `model`{help}")));
     }
     let architecture = architectures::find(&container)?;
     check_spans(&container)?;

@@ -16,9 +16,9 @@ use train::{RunEnd, RunFolder, TrainConfig};
 
 /// Run everything once on a real model and a real history.
 ///
-/// Gets SmolLM2-135M-Instruct (93 MB, Apache-2.0, only if it is not here yet: the one use of the network), trains on one
+/// Gets SmolLM2-135M-Instruct (a download of 93 MB, Apache-2.0, only if it is not here yet: the one use of the network), trains on one
 /// developer's commits to write subjects the way that developer does, and on another's for control, then asks five
-/// arms about the newest fifth of the commits, which training never saw. About five minutes on two cores; without
+/// arms about the newest fifth of the commits, which training never saw. Two to five minutes on two cores; without
 /// network from the second time on.
 #[derive(clap::Args)]
 pub struct Arguments {

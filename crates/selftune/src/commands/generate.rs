@@ -100,6 +100,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         "candidates": candidates,
         "context_tokens_cut": tokens_cut,
         "retrieved_ids": retrieved,
+        "cache": serving.cache.name(),
         "adapter": serving.adapters.last(),
         "adapters": serving.adapters,
         "wall_s": wall_s,

@@ -99,7 +99,7 @@ fn readings(reading: &device::Reading) -> Vec<(&'static str, String)> {
 }
 
 fn inspect_model(path: &Path, list_tensors: bool, record: Option<&str>, terminal: &Terminal) -> Outcome {
-    let summary = formats::describe_model(path).bad_input(format!("{} is no model", path.display()))?;
+    let summary = formats::describe_model(path).bad_input("no model")?;
     let source = &summary.source;
     let text = |key: &str| summary.config.get(key).map_or_else(|| "?".to_owned(), |value| value.to_string().replace('"', ""));
     terminal.heading(format!("Model {}", source.path.display()));

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Arguments {
-    /// Hugging Face or MLX folder, or the name of a pulled model
+    /// Hugging Face or MLX folder, not GGUF: the best is the float folder that a quantized model was made from
     #[arg(long)]
     model: String,
     /// Adapter folder (PEFT or MLX layout); may be repeated, from the base model upwards

@@ -16,7 +16,7 @@ use train::{AtLength, MemoryLimit, Planned, Schedule, TrainConfig, TrainPlan};
 ///
 /// Counts are exact: retrieval, templates and cuts are done as in training. Memory is the planner's. Time comes from earlier
 /// runs on this machine; before the first, a few steps are timed (some seconds, no results kept). With a limit, the
-/// settings that fit it are listed, those that give up least first, with what the study measured that they cost.
+/// settings that fit it are listed, those that give up least first, with what the paper measured that they cost.
 ///
 ///   selftune plan --model smollm2-135m-instruct --data me.jsonl
 ///   selftune plan --model M --data me.jsonl --preset paper --within 30min --memory 2GB
@@ -29,7 +29,7 @@ pub struct Arguments {
     /// Time nothing: without earlier runs of this model the time is then that of other models' runs, or unknown
     #[arg(long)]
     no_probe: bool,
-    /// Time and energy on a device that others have measured (paper-phone: the study's iPhone 17 Pro)
+    /// Time and energy on a device that others have measured (paper-phone: the paper's iPhone 17 Pro)
     #[arg(long, value_name = "NAME", value_parser = DEVICE_PROFILES.map(|profile| profile.name))]
     device: Option<String>,
     /// List settings that end within this time, e.g. 90s, 30min, 1h30min
@@ -89,6 +89,7 @@ pub fn show(prepared: &Prepared, asked: &Asked, terminal: &Terminal) -> Outcome 
     plan.cost = predict(config, plan.work, plan.tokens_with_validation());
     let limits = limits(asked, &plan, battery_j)?;
 
+    prepared.warn_of_shortfall(terminal);
     show_histogram(&preparation.training, terminal);
     training::show_plan(&plan, terminal);
     if !terminal.is_quiet() {

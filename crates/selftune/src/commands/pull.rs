@@ -119,7 +119,7 @@ pub fn ensure_known(known: &KnownModel, terminal: &Terminal) -> Result<PathBuf, 
 
 /// Copies a local model into the store: a file, or of a folder what a model needs. Nothing of that name is replaced.
 fn copy_local(source: &Path, expected: Option<&str>, terminal: &Terminal) -> Result<PathBuf, Failure> {
-    formats::describe_model(source).bad_input(format!("{} is no model", source.display()))?;
+    formats::describe_model(source).bad_input("no model")?;
     let source = source.canonicalize().with_context(|| format!("cannot resolve {}", source.display()))?;
     let name = source.file_name().ok_or_else(|| Failure::usage(format!("{} has no name", source.display())))?;
     let store = model_store::local_folder()?;

@@ -108,7 +108,7 @@ fn show(run: &RunFolder, watch: &RunWatch, terminal: &Terminal) {
     let share = 100.0 * watch.step as f64 / watch.steps.max(1) as f64;
     field("progress", format!("{} of {} updates ({share:.0} %)", human_count(watch.step), human_count(watch.steps)));
     if let (Some(first), Some(recent)) = (watch.loss_first, watch.loss_recent) {
-        field("loss", format!("{first:.3} in the first updates, {recent:.3} in the last"));
+        field("loss", format!("{first:.3} over the first ten updates, {recent:.3} over the last ten"));
     }
     if let (Some(before), Some(best)) = (watch.validation_before, &watch.validation_best) {
         field("held out", format!("{before:.3} before, {:.3} at best (update {})", best.loss, best.step));

@@ -20,7 +20,8 @@ use train::{MemoryLimit, RunEnd, RunFolder, TrainConfig};
 /// adapter. Ctrl-C finishes the update and saves; `--resume RUN` goes on to the same final bytes, also after a kill.
 ///
 /// At the end the adapter is judged on the held-out records, against no adapter and against the one in use, and for what
-/// it costs elsewhere; an accepted one is used from now on as `--adapter NAME` (`selftune adapters`, `rollback`).
+/// it costs elsewhere; an accepted one is used from now on as `--adapter NAME` (`selftune adapters`, `rollback`). That needs
+/// at least 24 records to learn from and 8 held out: 36 in all with the defaults.
 ///
 /// Settings come from a preset, then a TOML file, then `--set`, e.g.
 ///   selftune train --model smollm2-135m-instruct --data me.jsonl
@@ -29,6 +30,7 @@ use train::{MemoryLimit, RunEnd, RunFolder, TrainConfig};
 ///   selftune train --from runs/me --model M --data grown.jsonl        a new run from what that one learned
 ///   selftune train --model M --data me.jsonl --preset paper --set passes=2 --set targets=q,v
 ///   selftune train --model M --data me.jsonl --only-charging --battery-floor 30% --quiet-hours 22:00-07:00
+///   (--battery-floor needs a battery)
 ///
 /// In two stages, an adapter first learns a task from many people's records, then one on top of it learns the person:
 ///   selftune train --model M --data everybody.jsonl --stage task --output runs/task
@@ -51,7 +53,7 @@ pub struct Arguments {
     /// Folder of the run [default: runs/ and the history's name]
     #[arg(long, short, value_name = "RUN")]
     output: Option<PathBuf>,
-    /// Print all settings of the chosen preset, file and --set as TOML, and stop
+    /// Print all settings of the chosen preset, file and --set as TOML with what each means, and stop
     #[arg(long = "settings")]
     show_settings: bool,
     /// Do not judge the adapter at the end, and do not use it: only train
@@ -153,7 +155,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     arguments.apply(&mut config);
     config.validate().bad_input("settings")?;
     if arguments.show_settings {
-        terminal.line(config.to_toml().trim_end());
+        terminal.line(config.to_commented_toml().trim_end());
         terminal.json(&serde_json::json!({"settings": config}));
         return Ok(ExitStatus::Done);
     }
@@ -161,6 +163,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let prepared = recipe.prepare(config, arguments.from.as_deref(), terminal)?;
     if arguments.dry_run {
         return super::plan::show(&prepared, &super::plan::Asked::default(), terminal);
+    }
+    if !arguments.no_accept {
+        prepared.warn_of_shortfall(terminal);
     }
     let Prepared { history_choice, history, model_choice, bench, config, from, on, hold_out, preparation } = prepared;
     let (from, start) = from.unzip();

@@ -3,6 +3,7 @@
 //! A configuration starts from a preset, then takes a file's keys, then single overrides; the last word wins. A key
 //! that does not exist, or a value that makes no sense, is an error that names the key and what was expected.
 
+mod described;
 mod memory_limit;
 mod parse;
 mod presets;
@@ -13,6 +14,7 @@ use kernels::Precision;
 use model::{AdapterSpec, BoundaryType, ModelConfig, Projection};
 use serde::{Deserialize, Serialize};
 
+pub use described::SETTINGS;
 pub use memory_limit::MemoryLimit;
 pub use parse::{ALIASES, ConfigError};
 pub use presets::{PRESETS, Preset};

@@ -18,7 +18,7 @@ pub struct Preset {
 /// All presets; the first is the default.
 pub const PRESETS: [Preset; 2] = [
     Preset { name: "default", about: "small histories, small models, minutes on a laptop", config: default },
-    Preset { name: "paper", about: "the recipe of the study's Table 1", config: paper },
+    Preset { name: "paper", about: "the recipe of the paper's Table 1", config: paper },
 ];
 
 fn default() -> TrainConfig {

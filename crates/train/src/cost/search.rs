@@ -1,4 +1,4 @@
-//! The cheapest settings that fit a limit, and what the study measured that each costs in quality.
+//! The cheapest settings that fit a limit, and what the paper measured that each costs in quality.
 
 use serde::Serialize;
 
@@ -37,7 +37,7 @@ pub enum Lever {
     Length,
 }
 
-/// (share of the blocks adapted, share of the gain that is kept, accuracy): Section 6.2 of the study, per-user
+/// (share of the blocks adapted, share of the gain that is kept, accuracy): Section 6.2 of the paper, per-user
 /// movie-tagging adapters of 36 blocks, 100 users, 3,302 queries; 0.488 with all blocks.
 const DEPTH_GAIN: [(f64, f64, f64); 3] = [(1.0, 1.0, 0.488), (24.0 / 36.0, 0.91, 0.476), (18.0 / 36.0, 0.88, 0.472)];
 
@@ -80,11 +80,11 @@ impl Candidate {
         let sentence = |lever: &Lever| match lever {
             Lever::Depth => depth_sentence(self.adapted_blocks, blocks),
             Lever::Passes => format!(
-                "{} of {} passes: the study fixes 3 and did not measure fewer (Table 1)",
+                "{} of {} passes: the paper fixes 3 and did not measure fewer (Table 1)",
                 self.passes, asked.passes
             ),
             Lever::Length => format!(
-                "{} examples lose context, {:.0} % of the tokens are kept: answers stay whole; the study kept 1024 tokens, \
+                "{} examples lose context, {:.0} % of the tokens are kept: answers stay whole; the paper kept 1024 tokens, \
                  enough for 92 % of its records, and did not measure less (Section 3)",
                 self.examples_cut,
                 100.0 * self.tokens_kept
@@ -99,7 +99,7 @@ fn depth_sentence(adapted: usize, blocks: usize) -> String {
     let measured = DEPTH_GAIN.iter().rev().find(|(depth, ..)| *depth >= share - 1e-9);
     match (gain_kept(share), measured) {
         (Some(gain), Some((depth, _, accuracy))) => format!(
-            "the last {adapted} of {blocks} blocks: about {:.0} % of the adapter's gain is kept; the study's last {:.0} of 36 \
+            "the last {adapted} of {blocks} blocks: about {:.0} % of the adapter's gain is kept; the paper's last {:.0} of 36 \
              blocks reached {accuracy} against 0.488 (Section 6.2)",
             100.0 * gain,
             36.0 * depth

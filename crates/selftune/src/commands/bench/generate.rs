@@ -1,5 +1,6 @@
 //! `selftune bench generate`: prompts and answers of a model of a known shape against the ceilings of this machine.
 
+use super::step::watch_memory;
 use super::{instruction_set, model_shape};
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::terminal::{Terminal, human_bytes};
@@ -18,6 +19,8 @@ use std::time::Instant;
 /// Each round reads a prompt that it has not seen, makes the same products alone, writes an answer, and only reads the
 /// weights, for each format of the cache in turn. A prompt is bounded by its products (1.00: nothing else costs
 /// anything), a step of an answer by reading the weights and the keys and values seen (1.00: as fast as reading).
+/// In the table, `products` and `ceiling` are the prompt's: its products alone over it, and its rate over the
+/// instruction's; `reading` is the answer's: the bytes a step reads over the rate of only reading the weights.
 /// Figures are medians over rounds and steps. At last the logits behind the answer are computed anew, without its
 /// cache and in float32: `error` is the difference over their size, and fails the command beyond its bound.
 ///
@@ -143,15 +146,19 @@ pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let mut prompt = Vec::new();
     let mut answers = vec![Vec::new(); generators.len()];
     let mut prompt_macs = 0;
-    for round in 0..arguments.rounds {
-        prompt = random_tokens(arguments.prompt_tokens, config.vocabulary, round as u64);
-        for ((_, generator, times), answer) in generators.iter_mut().zip(&mut answers) {
-            (prompt_macs, *answer) = one_round(generator, &prompt, arguments, times)?;
-            bar.inc(1);
+    let (outcome, peak) = watch_memory(|| -> Result<(), Failure> {
+        for round in 0..arguments.rounds {
+            prompt = random_tokens(arguments.prompt_tokens, config.vocabulary, round as u64);
+            for ((_, generator, times), answer) in generators.iter_mut().zip(&mut answers) {
+                (prompt_macs, *answer) = one_round(generator, &prompt, arguments, times)?;
+                bar.inc(1);
+            }
         }
-    }
+        Ok(())
+    });
+    outcome?;
     bar.finish_and_clear();
-    let peak_bytes = device::ProcessMemory::read().peak_resident_bytes;
+    let peak_bytes = peak.map(|peak| peak.total_bytes);
 
     let mut rows = Vec::new();
     for ((format, mut generator, mut times), answer) in generators.into_iter().zip(answers) {
@@ -175,7 +182,13 @@ pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     }
     show(&rows, arguments, &ceilings, terminal);
     let peak = peak_bytes.map_or("unknown".into(), human_bytes);
-    terminal.line(format!("peak memory {peak}, of which {} are weights", human_bytes(model.weights_bytes() as u64)));
+    let (weights, planned) = (model.weights_bytes() as u64, rows.iter().map(|row| row.planned_bytes as u64).sum::<u64>());
+    let together = planned - (rows.len() as u64 - 1) * weights;
+    terminal.line(format!(
+        "peak memory while answering {peak}: planned {} ({} weights), the rest is the program",
+        human_bytes(together),
+        human_bytes(weights)
+    ));
     terminal.json(&serde_json::json!({
         "shape": arguments.shape.name,
         "prompt_tokens": arguments.prompt_tokens,

@@ -19,7 +19,8 @@ use crate::terminal::Terminal;
 use check::Check;
 use child::{OtherBuild, ServedStep};
 use setting::{KEYS, Setting};
-use subject::{Answer, MemoryPeak, ProductsMeasurement, StepMeasurement, Subject, watch_memory};
+use subject::{Answer, ProductsMeasurement, StepMeasurement, Subject};
+pub use subject::{MemoryPeak, watch_memory};
 
 /// One training step on random 4-bit weights of a known shape; nothing is downloaded.
 ///
@@ -28,7 +29,12 @@ use subject::{Answer, MemoryPeak, ProductsMeasurement, StepMeasurement, Subject,
 /// adapters, attention and the rest take, the ceilings of the processor, and planned and measured memory, and checks the
 /// timed loss and gradient against losses in float32.
 ///
-/// --against KEY=VALUE (any option below) runs a second setting in turns and prints its time over the first's;
+/// Times are medians of each column; the whole's fraction is the median of rounds, so it need not be their quotient.
+/// Short steps on a busy machine say nothing: a note is printed where products cannot be faster than they are, or rounds
+/// scatter.
+///
+/// --against KEY=VALUE (tokens, supervised, blocks, rank, targets, memory, recompute, weights, boundaries, passes, skip,
+/// threads, precision) runs a second setting in turns and prints its time over the first's;
 /// --against-binary does so with another build. Weights lie in a file in the temporary folder, as those of a real
 /// model, and are gone at the end: 1.8 GB for smollm3-3b, 4.4 GB for qwen3-8b.
 ///

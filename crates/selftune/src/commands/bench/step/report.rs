@@ -52,6 +52,31 @@ fn known_median(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     values.into_iter().collect::<Option<Vec<f64>>>().map(median)
 }
 
+/// What the products alone take of the step, round by round.
+fn fractions(measured: &Measured) -> Vec<f64> {
+    measured.steps.iter().zip(&measured.products).map(|(step, products)| products.products_s / step.step_s).collect()
+}
+
+/// Rounds of a quiet machine differ by a few hundredths.
+const FRACTION_SPREAD_MAX: f64 = 0.1;
+
+/// Why these rounds say little: products cannot take longer than the step that holds them, nor can their share change.
+fn doubt(fractions: &[f64]) -> Option<String> {
+    let least = fractions.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = fractions.iter().copied().fold(0.0, f64::max);
+    let why = if most > 1.0 {
+        "products alone took longer than the whole step"
+    } else if most - least > FRACTION_SPREAD_MAX {
+        "rounds scatter"
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{why} (fraction {least:.2} to {most:.2}): others use this machine, so its times say little; take more --steps or \
+         --tokens, or a quiet hour"
+    ))
+}
+
 /// One object of several: the macro cannot write so many keys at once.
 fn joined(parts: [Value; 3]) -> Value {
     Value::Object(parts.into_iter().filter_map(|part| part.as_object().cloned()).flatten().collect())
@@ -88,7 +113,7 @@ impl Medians {
             products_processor_s: known_median(products.iter().map(|products| products.processor_s)),
             products: Phase::ALL
                 .map(|phase| median(products.iter().map(|products| seconds(&products.phases, phase)))),
-            fraction: median(pairs().map(|(step, products)| products.products_s / step.step_s)),
+            fraction: median(fractions(measured)),
             fraction_processor: known_median(
                 pairs().map(|(step, products)| Some(products.processor_s? / step.processor_s?)),
             ),
@@ -121,6 +146,9 @@ impl About {
     pub fn print(&self, measured: &Measured, terminal: &Terminal) {
         let medians = Medians::new(measured, self.setting.passes);
         self.print_text(measured, &medians, terminal);
+        if let Some(doubt) = doubt(&fractions(measured)) {
+            terminal.warning(doubt);
+        }
         terminal.json(&self.json(measured, &medians));
     }
 
@@ -331,5 +359,17 @@ impl About {
             };
             terminal.line(format!("with {}: {ratio:.3} of the time{processor}{losses}", against.join(" ")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_and_scattered_rounds_are_doubted() {
+        assert_eq!(doubt(&[0.81, 0.83, 0.80]), None);
+        assert!(doubt(&[0.81, 1.02, 0.80]).is_some_and(|doubt| doubt.contains("longer than the whole step")));
+        assert!(doubt(&[0.47, 0.83]).is_some_and(|doubt| doubt.contains("rounds scatter (fraction 0.47 to 0.83)")));
     }
 }

@@ -203,6 +203,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn help_names_every_key_in_order() {
+        let page = include_str!("mod.rs").replace("\n///", "");
+        let keys: Vec<_> = KEYS.iter().map(|(key, ..)| *key).collect();
+        assert!(page.contains(&format!("--against KEY=VALUE ({}) runs", keys.join(", "))));
+    }
+
+    #[test]
     fn every_key_reads_and_refuses() {
         let good = [
             "64", "8", "6", "32", "q,v,down", "800MB", "per-block", "streamed", "bfloat16", "3", "no-logits", "2", "exact",
