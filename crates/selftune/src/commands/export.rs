@@ -33,7 +33,7 @@ pub struct Arguments {
     /// Where to write: a folder, or a file for gguf; it must not exist
     #[arg(long, short, value_name = "PATH")]
     out: PathBuf,
-    /// The base model, which all formats but peft need: GGUF file, Hugging Face or MLX folder, or a pulled model's name
+    /// The base model, which all formats but peft need: GGUF file (not for merged), Hugging Face or MLX folder, or a pulled model's name
     #[arg(long, required_if_eq_any = [("to", "mlx"), ("to", "gguf"), ("to", "merged")])]
     model: Option<String>,
     #[command(flatten)]
