@@ -10,7 +10,7 @@ const BYTES_MAX: u64 = 256 << 20;
 
 /// The file's bytes. Refuses what is no regular file or larger than [`BYTES_MAX`].
 pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
-    let file = std::fs::File::open(path).map_err(|source| FormatError::read(path, source))?;
+    let file = crate::open_ordinary(path).map_err(|source| FormatError::read(path, source))?;
     let len = file.metadata().map_err(|source| FormatError::read(path, source))?.len();
     if len > BYTES_MAX {
         return Err(FormatError::malformed(path, 0, format!("{len} bytes of JSON, at most {BYTES_MAX} are read")));

@@ -20,6 +20,7 @@ mod load;
 mod mapped;
 mod mlx;
 mod model_source;
+mod paths;
 pub mod quantize;
 mod rewrite;
 mod safetensors_file;
@@ -35,6 +36,7 @@ pub use load::{
     map_through_file, model_content_hash,
 };
 pub use model_source::{SourceDescription, TokenizerSource, format_names};
+pub use paths::{not_ordinary, open_ordinary, serialize_lossily};
 pub use rewrite::{ModelRewrite, RewriteOptions, WrittenWeights};
 pub use special_tokens::SpecialTokens;
 

@@ -16,11 +16,7 @@ pub(crate) struct OpenFile {
 impl OpenFile {
     pub(crate) fn open(path: &Path) -> Result<OpenFile, FormatError> {
         let failed = |source| FormatError::read(path, source);
-        let file = std::fs::File::open(path).map_err(failed)?;
-        // Mapping a folder or a pipe fails with messages that help nobody.
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(FormatError::NotAModel { path: path.to_owned(), expected: "expected a regular file".into() });
-        }
+        let file = crate::open_ordinary(path).map_err(failed)?;
         let mapped = kernels::map_file(&file).map_err(failed)?;
         Ok(OpenFile { path: Arc::new(path.to_owned()), mapped: Arc::new(mapped) })
     }

@@ -45,6 +45,7 @@ pub(crate) struct ModelSource {
 /// Where a model came from, for reports.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct SourceDescription {
+    #[serde(serialize_with = "crate::serialize_lossily")]
     pub path: PathBuf,
     /// Name of the format.
     pub kind: String,

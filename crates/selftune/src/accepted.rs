@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 /// What a version remembers of its making.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AcceptedNote {
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub run: PathBuf,
     pub model_name: String,
     /// Content hash of the base model, and those of the adapters below.
@@ -27,6 +28,7 @@ pub struct AcceptedNote {
 pub struct Version {
     pub number: u32,
     /// An adapter folder in PEFT layout.
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub folder: PathBuf,
     pub in_use: bool,
     pub note: AcceptedNote,

@@ -57,6 +57,11 @@ impl Terminal {
         Self { json: false, quiet: true, output_error: Mutex::new(None) }
     }
 
+    /// One for another thread, that speaks in the same way.
+    pub fn another(&self) -> Self {
+        Self { json: self.json, quiet: self.quiet, output_error: Mutex::new(None) }
+    }
+
     pub fn is_json(&self) -> bool {
         self.json
     }

@@ -44,6 +44,7 @@ pub fn versions_that_saw(id: &str, runs: &[PathBuf]) -> Result<Vec<SeenVersion>,
 #[derive(Debug, Serialize)]
 pub struct Quote {
     /// The folder with the report's files.
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub report: PathBuf,
     /// Whether the folder holds nothing but the report.
     #[serde(skip)]

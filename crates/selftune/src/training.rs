@@ -141,6 +141,32 @@ pub struct WatchArguments {
     pub tensorboard: Option<PathBuf>,
 }
 
+impl WatchArguments {
+    /// Refuses what cannot be done, before any work.
+    pub fn check(&self, terminal: &Terminal) -> Result<(), Failure> {
+        if self.events && !terminal.is_json() {
+            return Err(Failure::usage("--events prints JSON: it needs --json"));
+        }
+        let folder = self.tensorboard.as_deref();
+        let found = folder.and_then(|folder| folder.ancestors().find(|path| path.exists()));
+        match found.filter(|found| !found.is_dir()) {
+            Some(file) => Err(Failure::usage(format!("--tensorboard: {} is no folder", file.display()))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses a path that a run could not write down: its files are JSON, which holds only text.
+pub fn check_is_text(path: &Path) -> Result<(), Failure> {
+    match std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).to_str() {
+        Some(_) => Ok(()),
+        None => Err(Failure::usage(format!(
+            "{}: a run keeps paths as text, and this one is not UTF-8; choose or rename to another",
+            path.display()
+        ))),
+    }
+}
+
 impl RunInputs {
     pub fn of(run: &RunFolder) -> Result<Self, Failure> {
         serde_json::from_value(run.inputs().clone()).map_err(|error| {
@@ -197,9 +223,6 @@ fn train_in_folder(job: Job, watch: &WatchArguments, terminal: &Terminal) -> Res
     let Job { bench, on, preparation, config, run, resume, start } = job;
     stop_asked();
     let cost_file = crate::model_store::cost_file();
-    if watch.events && !terminal.is_json() {
-        return Err(Failure::usage("--events prints JSON: it needs --json"));
-    }
     let mut scalars = watch.tensorboard.as_deref().map(Scalars::create).transpose()?;
     let inputs = TrainInputs {
         model: bench.model.clone(),

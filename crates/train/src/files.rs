@@ -7,6 +7,9 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use formats::not_ordinary;
+pub(crate) use formats::open_ordinary;
+
 /// A file operation that failed: what was being done, to which path, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("could not {action} {}: {source}{}", path.display(), advice(source, *nothing_saved))]
@@ -251,15 +254,6 @@ impl Files {
         text.push('\n');
         self.replace(path, text.as_bytes())
     }
-}
-
-/// Opens a file to read. What is no ordinary file is refused: a pipe would wait for a writer for ever.
-pub(crate) fn open_ordinary(path: &Path) -> io::Result<File> {
-    if fs::metadata(path)?.is_file() { File::open(path) } else { Err(not_ordinary()) }
-}
-
-fn not_ordinary() -> io::Error {
-    io::Error::other("it is no ordinary file; remove it, or move it away")
 }
 
 /// Our own small files are kilobytes; anything larger is not ours.

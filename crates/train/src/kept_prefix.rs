@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use data::Example;
 use sha2::{Digest, Sha256};
 
-use crate::files::{FileError, Files};
+use crate::files::{FileError, Files, open_ordinary};
 use crate::hash::{example_hash, hex};
 
 const MAGIC: &[u8; 16] = b"selftune prefix1";
@@ -85,7 +85,7 @@ impl KeptPrefixes {
     /// Reads the prefix of `example`, which has `values` values, if it is there and whole.
     pub(crate) fn read(&mut self, example: &Example, values: usize) -> bool {
         let path = self.path(example);
-        let Ok(file) = File::open(&path) else { return false };
+        let Ok(file) = open_ordinary(&path) else { return false };
         let found = self.read_file(file, values);
         if found.is_err() {
             self.notices.push(format!("the kept prefix of record {} is damaged and is made again", example.record_id));

@@ -50,7 +50,9 @@ pub struct TrainOutcome {
     pub validation_before: Option<f64>,
     pub validation_best: Option<ValidationPoint>,
     pub validation_last: Option<ValidationPoint>,
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub adapter_best: PathBuf,
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub adapter_last: PathBuf,
     /// What the saves of the last session took.
     #[serde(default)]

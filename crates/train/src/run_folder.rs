@@ -124,6 +124,7 @@ pub struct RunFolder {
 /// What `inspect` shows of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunSummary {
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub path: PathBuf,
     pub status: RunStatus,
     pub selftune_version: String,

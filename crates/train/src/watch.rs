@@ -16,6 +16,7 @@ use crate::saving::SaveReport;
 /// What a run has come to.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunWatch {
+    #[serde(serialize_with = "formats::serialize_lossily")]
     pub path: PathBuf,
     pub status: RunStatus,
     /// The process that trains it now.

@@ -136,7 +136,9 @@ impl Store {
 
     /// Writer and words of the message that is answered, where it lies in the store.
     fn answered(&self, message: &Message) -> Option<(String, String)> {
-        let id = ids(message.in_reply_to()).or_else(|| ids(message.references()))?;
+        // Some programs name a message as what it answers.
+        let other = |value| ids(value).filter(|id| message.message_id() != Some(id));
+        let id = other(message.in_reply_to()).or_else(|| other(message.references()))?;
         let stored = self.messages[*self.by_id.get(&id)?];
         let bytes = self.bytes(stored).ok()?;
         let original = MessageParser::default().parse(&bytes)?;

@@ -19,7 +19,7 @@ mod table;
 mod telegram;
 mod whatsapp;
 
-pub use sink::{Imported, LeftOut, Masked, Sink};
+pub use sink::{Imported, LeftOut, Masked, Sink, discard_unfinished_imports};
 
 use crate::tasks::Task;
 use std::path::{Path, PathBuf};

@@ -8,12 +8,14 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Takes records one by one and writes them to a temporary file beside the history.
 pub struct Sink {
     output: PathBuf,
     replace: bool,
     file: BufWriter<tempfile::NamedTempFile>,
+    _unfinished: Unfinished,
     user: String,
     masker: Option<Masker>,
     records: usize,
@@ -21,6 +23,34 @@ pub struct Sink {
     ids: HashSet<String>,
     tasks: Vec<(&'static str, usize)>,
     left: Vec<LeftOut>,
+}
+
+/// The temporary files of imports that are not at their end.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Keeps a temporary file in the list while its import lasts.
+struct Unfinished(PathBuf);
+
+impl Unfinished {
+    fn note(path: &Path) -> Unfinished {
+        UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+        Unfinished(path.to_path_buf())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| *path != self.0);
+    }
+}
+
+/// Removes what imports of this process have begun to write. For programs that are told to end in the middle of one, and
+/// then do end: imports that go on fail.
+pub fn discard_unfinished_imports() {
+    for path in UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        // Nobody is left to be told.
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// What was imported and what was not.
@@ -45,6 +75,15 @@ pub struct LeftOut {
     pub count: usize,
     /// Where, `file:line` or the like: the first few.
     pub places: Vec<String>,
+}
+
+impl Display for LeftOut {
+    /// `3 messages of others (mail.mbox, byte 0, ...)`
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} {}", self.count, self.reason)?;
+        let more = if self.count > self.places.len() { ", ..." } else { "" };
+        if self.places.is_empty() { Ok(()) } else { write!(f, " ({}{more})", self.places.join(", ")) }
+    }
 }
 
 /// Personal details of one kind that were replaced.
@@ -85,11 +124,15 @@ impl Sink {
         }
         let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Only the owner may read it: that is how temporary files are made.
-        let file = tempfile::NamedTempFile::new_in(folder)
+        let file = tempfile::Builder::new()
+            .prefix(".selftune-")
+            .suffix(".partial")
+            .tempfile_in(folder)
             .map_err(|source| ImportError::Write { path: output.to_path_buf(), source })?;
         Ok(Sink {
             output: output.to_path_buf(),
             replace,
+            _unfinished: Unfinished::note(file.path()),
             file: BufWriter::new(file),
             user: options.user.clone().unwrap_or_else(|| USER.to_string()),
             masker: options.mask.then(Masker::default),
@@ -181,14 +224,14 @@ impl Sink {
 
     pub(super) fn finish(mut self) -> Result<Imported, ImportError> {
         if self.records == 0 {
-            let reasons = self.left.iter().map(|left| format!("{} {}", left.count, left.reason)).collect::<Vec<_>>();
+            let reasons = self.left.iter().map(LeftOut::to_string).collect::<Vec<_>>();
             let reasons =
                 if reasons.is_empty() { String::new() } else { format!("; left out: {}", reasons.join("; ")) };
             return Err(ImportError::Nothing(reasons));
         }
         let flushed = self.file.flush().and_then(|()| self.file.get_ref().as_file().sync_all());
         flushed.map_err(|source| self.write_error(source))?;
-        let Sink { output, replace, file, masker, records, tasks, left, .. } = self;
+        let Sink { output, replace, file, masker, records, tasks, left, _unfinished, .. } = self;
         let file = file
             .into_inner()
             .map_err(|error| ImportError::Write { path: output.clone(), source: error.into_error() })?;

@@ -58,7 +58,7 @@ MIME-Version: 1.0\nContent-Type: multipart/alternative; boundary=b\n\n\
 WWVzLCBnbGFkbHkuCgpPbiBXZWQsIDEgTWF5IDIwMjQsIEFkYSB3cm90ZToKPiBTaGFsbCB3ZSBtZWV0PwotLSAKQm9iLCBib2JAZXhhbXBsZS5vcmcK\n\
 --b\nContent-Type: text/html; charset=utf-8\n\n<p>Yes, <b>gladly</b>.</p><blockquote>Shall we meet?</blockquote>\n--b--\n\n\
 From bob@example.org Wed May 01 12:00:00 2024\n\
-From: bob@example.org\nSubject: Numbers\nMessage-ID: <3@x>\nDate: Wed, 1 May 2024 12:00:00 +0000\nContent-Type: text/html; charset=utf-8\n\n\
+From: bob@example.org\nSubject: Numbers\nMessage-ID: <3@x>\nIn-Reply-To: <3@x>\nDate: Wed, 1 May 2024 12:00:00 +0000\nContent-Type: text/html; charset=utf-8\n\n\
 <p>Call +49 30 1234567, not ada@example.org.</p><blockquote>old words</blockquote>\n\n\
 From bob@example.org Wed May 01 13:00:00 2024\n\
 From: bob@example.org\nSubject: Fwd\nMessage-ID: <4@x>\n\n---------- Forwarded message ---------\nFrom: Ada\n\nnot mine\n\n\
@@ -368,7 +368,7 @@ fn what_is_broken_in_an_export_is_named_and_the_rest_taken() {
         ("", "not an export of ChatGPT: expected a list of conversations"),
         ("{}", "not an export of ChatGPT: expected a list of conversations"),
         ("[]", "nothing to import"),
-        ("[5, true]", "nothing to import; left out: 2 conversations that are not as ChatGPT writes them"),
+        ("[5, true]", "nothing to import; left out: 2 conversations that are not as ChatGPT writes them ("),
     ] {
         let other = Place::new();
         let file = other.write("conversations.json", text);

@@ -111,10 +111,10 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 
     let mut json = evaluation.to_json(false);
     json["wall_s"] = wall_s.into();
-    json["run_dir"] = serde_json::to_value(person.run.path())?;
+    json["run_dir"] = person.run.path().display().to_string().into();
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
     json["samples"] = eval::report::samples(&evaluation, SAMPLES).iter().map(|sample| sample.to_json()).collect();
-    json["report"] = serde_json::to_value(written)?;
+    json["report"] = written.map(|path| path.display().to_string()).into();
     terminal.json(&json);
     Ok(ExitStatus::Done)
 }

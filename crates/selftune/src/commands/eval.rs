@@ -190,10 +190,10 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     json["groups"] = groups.iter().map(group_json).collect();
     json["wall_s"] = evaluation.wall_s.into();
-    json["run_dir"] = serde_json::to_value(subject.run.as_ref().map(|(run, _)| run.path()))?;
+    json["run_dir"] = subject.run.as_ref().map(|(run, _)| run.path().display().to_string()).into();
     json["verdict"] = verdict.map_or(serde_json::Value::Null, |verdict| verdict.to_json());
-    json["report"] = serde_json::to_value(written)?;
-    json["kept"] = serde_json::to_value(kept)?;
+    json["report"] = written.map(|path| path.display().to_string()).into();
+    json["kept"] = kept.map(|path| path.display().to_string()).into();
     terminal.json(&json);
     Ok(if training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })
 }

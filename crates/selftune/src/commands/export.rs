@@ -83,9 +83,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     }
     terminal.line(format!("{}: {to}, rank {}, {}", out.display(), whole.config.r, human_bytes(bytes)));
     terminal.json(&serde_json::json!({
-        "out": out,
+        "out": out.display().to_string(),
         "format": to,
-        "adapters": adapter,
+        "adapters": adapter.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>(),
         "rank": whole.config.r,
         "scale": whole.config.scale(),
         "matrices": whole.matrices.len(),

@@ -103,7 +103,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
                 Some(new) => terminal.line(format!("  {} is replaced by {}", run.path.display(), new.display())),
                 None => terminal.line(format!("  {} is removed", run.path.display())),
             }
-            done.push(serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": new}));
+            done.push(serde_json::json!({"run": run.path.display().to_string(), "saw": run.saw, "replaced_by": new.as_ref().map(|new| new.display().to_string())}));
             if let Some(new) = new {
                 let hashes = versions.iter().map(|seen| (seen.hash.clone(), RunFolder::open(&new).map(|run| run.best_adapter())));
                 for (hash, adapter) in hashes {
@@ -116,14 +116,14 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         let left: Vec<&SeenVersion> = found.versions.iter().filter(|seen| !found.has_run(&seen.version.note.run)).collect();
         remove_versions(&left, terminal)?;
     } else {
-        done.extend(found.runs.iter().map(|run| serde_json::json!({"run": run.path, "saw": run.saw, "replaced_by": null})));
+        done.extend(found.runs.iter().map(|run| serde_json::json!({"run": run.path.display().to_string(), "saw": run.saw, "replaced_by": null})));
     }
     terminal.json(&serde_json::json!({
         "record": arguments.record,
-        "history": place.as_ref().map(|place| serde_json::json!({"path": place.file, "line": place.line})),
+        "history": place.as_ref().map(|place| serde_json::json!({"path": place.file.display().to_string(), "line": place.line})),
         "runs": done,
         "versions": found.versions.iter().map(|seen| serde_json::json!({
-            "name": seen.name, "version": seen.version.number, "folder": seen.version.folder, "run": seen.version.note.run,
+            "name": seen.name, "version": seen.version.number, "folder": seen.version.folder.display().to_string(), "run": seen.version.note.run.display().to_string(),
         })).collect::<Vec<_>>(),
         "reports": found.quotes,
         "dry_run": arguments.dry_run,

@@ -93,6 +93,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     terminal.remark(format!("{} prompt tokens, {all_tokens} tokens in {wall_s:.2} s", prompt.len()));
     let candidates: Vec<_> =
         answers.iter().map(|(text, tokens)| serde_json::json!({"text": text, "answer_tokens": tokens})).collect();
+    let adapters: Vec<String> = serving.adapters.iter().map(|folder| folder.display().to_string()).collect();
     terminal.json(&serde_json::json!({
         "text": answer,
         "prompt_tokens": prompt.len(),
@@ -101,8 +102,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         "context_tokens_cut": tokens_cut,
         "retrieved_ids": retrieved,
         "cache": serving.cache.name(),
-        "adapter": serving.adapters.last(),
-        "adapters": serving.adapters,
+        "adapter": adapters.last(),
+        "adapters": adapters,
         "wall_s": wall_s,
     }));
     Ok(if crate::training::stop_asked() { ExitStatus::Interrupted } else { ExitStatus::Done })

@@ -137,6 +137,14 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    let of_handler = terminal.another();
+    // Ended at once: reading the sources changes nothing, and what was written so far is nobody's yet. Without a handler
+    // (one that cannot be set) only a temporary file would stay.
+    let _ = ctrlc::set_handler(move || {
+        data::import::discard_unfinished_imports();
+        of_handler.failure(&Failure::interrupted("stopped before the history was whole"));
+        std::process::exit(130);
+    });
     match arguments.source {
         Source::Git(arguments) => git(arguments, terminal),
         Source::Files(importer, arguments) => files(importer, arguments, terminal),
@@ -215,9 +223,7 @@ fn report(
         terminal.line("left out:");
     }
     for left in &left_out {
-        let more = if left.count > left.places.len() { ", ..." } else { "" };
-        let places = if left.places.is_empty() { String::new() } else { format!(" ({}{more})", left.places.join(", ")) };
-        terminal.line(format!("  {} {}{places}", left.count, left.reason));
+        terminal.line(format!("  {left}"));
     }
     for masked in &imported.masked {
         terminal.line(format!("replaced: {} {} ({} different)", masked.count, masked.kind, masked.different));
@@ -228,7 +234,7 @@ fn report(
     terminal.line(format!("next: selftune train --model MODEL --data {history}"));
     let tasks = imported.tasks.iter().map(|(name, count)| serde_json::json!({"name": name, "records": count}));
     terminal.json(&serde_json::json!({
-        "history": output.output,
+        "history": output.output.display().to_string(),
         "records": imported.records,
         "tasks": tasks.collect::<Vec<_>>(),
         "authors": authors,

@@ -14,7 +14,7 @@ use train::{Receipt, RunFolder};
 pub struct Arguments {
     /// GGUF file, model folder, adapter folder, run folder, or the name of a pulled model
     #[arg(required_unless_present = "machine")]
-    path: Option<String>,
+    path: Option<PathBuf>,
     /// Say what the sensors of this machine tell, and what they cannot tell and why
     #[arg(long, conflicts_with = "path")]
     machine: bool,
@@ -27,15 +27,16 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
-    let Some(name) = &arguments.path else { return inspect_machine(terminal) };
-    let path = PathBuf::from(name);
+    let Some(path) = &arguments.path else { return inspect_machine(terminal) };
     if path.join("run.json").is_file() {
-        return inspect_run(&path, terminal);
+        return inspect_run(path, terminal);
     }
     if path.join("adapter_config.json").is_file() {
-        return inspect_adapter(&path, arguments.tensors, arguments.saw.as_deref(), terminal);
+        return inspect_adapter(path, arguments.tensors, arguments.saw.as_deref(), terminal);
     }
-    inspect_model(&model_store::resolve(name)?, arguments.tensors, arguments.saw.as_deref(), terminal)
+    // A name of a model is text; anything else can only be a path.
+    let model = path.to_str().map_or_else(|| Ok(path.clone()), model_store::resolve)?;
+    inspect_model(&model, arguments.tensors, arguments.saw.as_deref(), terminal)
 }
 
 fn field(terminal: &Terminal, name: &str, value: impl std::fmt::Display) {
@@ -209,7 +210,7 @@ fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, termin
         }
     }
     terminal.json(&serde_json::json!({
-        "adapter": path,
+        "adapter": path.display().to_string(),
         "rank": file.config.r,
         "lora_alpha": file.config.lora_alpha,
         "use_rslora": file.config.use_rslora,

@@ -46,7 +46,7 @@ pub fn show(merged: &merging::Merged, out: &std::path::Path, terminal: &Terminal
         None => terminal.remark("not measured: --history compares base, adapter and merged model on held-out records"),
     }
     terminal.json(&serde_json::json!({
-        "out": out,
+        "out": out.display().to_string(),
         "bytes": merged.bytes,
         "adapters": merged.adapters,
         "quantized": merged.is_quantized,

@@ -71,7 +71,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let summary = formats::describe_model(&path).bad_input(format!("{} was fetched but is no usable model", path.display()))?;
     terminal.line(format!("{GOOD}ready{GOOD:#} {} at {}", summary.source.kind, path.display()));
     terminal.line(format!("use it: selftune train --model {name} --data HISTORY.jsonl"));
-    terminal.json(&serde_json::json!({"source": source, "path": path, "kind": summary.source.kind}));
+    terminal.json(&serde_json::json!({"source": source, "path": path.display().to_string(), "kind": summary.source.kind}));
     Ok(ExitStatus::Done)
 }
 

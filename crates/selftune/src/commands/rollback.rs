@@ -39,6 +39,6 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     };
     accepted::use_version(name, target.number)?;
     terminal.line(format!("{name} is at version {} now", target.number));
-    terminal.json(&serde_json::json!({"name": name, "version": target.number, "before": in_use, "folder": target.folder}));
+    terminal.json(&serde_json::json!({"name": name, "version": target.number, "before": in_use, "folder": target.folder.display().to_string()}));
     Ok(ExitStatus::Done)
 }

@@ -54,7 +54,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         values.push(serde_json::json!({
             "run": watch,
             "model": inputs.as_ref().map(|inputs| &inputs.model_name),
-            "history": inputs.as_ref().map(|inputs| &inputs.history.path),
+            "history": inputs.as_ref().map(|inputs| inputs.history.path.display().to_string()),
             "verdict": verdict,
         }));
     }

@@ -145,6 +145,10 @@ impl Arguments {
 }
 
 pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
+    arguments.watch.check(terminal)?;
+    let recipe = &arguments.recipe;
+    let single = [&arguments.output, &arguments.from, &arguments.resume, &recipe.data];
+    single.into_iter().flatten().chain(&recipe.on).try_for_each(|path| training::check_is_text(path))?;
     if let Some(path) = &arguments.resume {
         return resume(path, &arguments, terminal);
     }
@@ -196,6 +200,8 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
 
 fn resume(path: &Path, arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let run = RunFolder::open(path).bad_input("cannot resume")?;
+    // Found out now and not after the training, whose report needs it.
+    run.plan().bad_input("cannot resume")?;
     let mut inputs = RunInputs::of(&run)?;
     inputs.model.relocate(arguments.recipe.model.as_deref())?;
     let mut config = run.config().bad_input("cannot resume")?.ok_or_else(|| {
@@ -243,7 +249,7 @@ fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Train
     };
     terminal.json(&serde_json::json!({
         "acceptance": judged,
-        "run_dir": run.path(),
+        "run_dir": run.path().display().to_string(),
         "end": outcome.end,
         "steps": outcome.step,
         "steps_planned": outcome.steps,
@@ -256,8 +262,8 @@ fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Train
         "validation_before": outcome.validation_before,
         "validation_best": outcome.validation_best,
         "validation_last": outcome.validation_last,
-        "adapter_best": outcome.adapter_best,
-        "adapter_last": outcome.adapter_last,
+        "adapter_best": outcome.adapter_best.display().to_string(),
+        "adapter_last": outcome.adapter_last.display().to_string(),
         "data": inputs.data,
     }));
     Ok(if outcome.end == RunEnd::Interrupted { ExitStatus::Interrupted } else { ExitStatus::Done })

@@ -95,7 +95,7 @@ pub fn run(study: Study, options: &StudyOptions, terminal: &Terminal) -> Outcome
     terminal.remark(format!("{} in this session", human_seconds(start.elapsed().as_secs_f64())));
     let mut json = findings.to_json();
     json["wall_s"] = start.elapsed().as_secs_f64().into();
-    json["report"] = serde_json::to_value(&files.html)?;
+    json["report"] = files.html.display().to_string().into();
     json["units_done"] = done.results.len().into();
     terminal.json(&json);
     match (crate::training::stop_asked(), done.stopped_by) {

@@ -213,3 +213,82 @@ fn output_that_cannot_be_written_is_an_error_and_no_panic() {
     assert_eq!(status.code(), Some(1));
     assert!(place.path("run/adapter/best/adapter_model.safetensors").is_file(), "training went on");
 }
+
+#[cfg(unix)]
+#[test]
+fn paths_that_are_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::new();
+    place.json(
+        &[&["train", "--model", "model", "--data", "history.jsonl", "--output", "runs/a", "--no-accept"], SHORT]
+            .concat(),
+    );
+    let name = std::ffi::OsStr::from_bytes(b"runs/\xff\xfe");
+    std::fs::rename(place.path("runs/a"), place.path("").join(name)).expect("renamed");
+    for json in [&[][..], &["--json"]] {
+        assert!(place.run(&[&["runs"], json].concat()).status.success());
+        for command in ["status", "inspect"] {
+            let output = place.command(&[command]).arg(name).args(json).output().expect("it starts");
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && text.contains("runs/\u{fffd}"), "{command}: {text}");
+        }
+    }
+    let listed = place.json(&["runs"]);
+    assert_eq!(listed["runs"][0]["run"]["status"], "finished");
+
+    let train = ["train", "--model", "model", "--data", "history.jsonl", "--output"];
+    let output = place.command(&train).arg(std::ffi::OsStr::from_bytes(b"new\xff")).output().expect("it starts");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("not UTF-8"), "{message}");
+    let resumed = place.command(&["train", "--resume"]).arg(name).output().expect("it starts");
+    assert_eq!(resumed.status.code(), Some(2));
+}
+
+/// Each of these would wait for a writer for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_place_of_files() {
+    let place = Place::new();
+    place.json(
+        &[&["train", "--model", "model", "--data", "history.jsonl", "--output", "run", "--no-accept"], SHORT].concat(),
+    );
+    let pipe = |name: &str| {
+        let path = place.path(name);
+        let _ = std::fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    };
+    for file in ["adapter_config.json", "selftune.json"] {
+        let kept = std::fs::read(place.path("run/adapter/best").join(file)).expect("an adapter");
+        pipe(&format!("run/adapter/best/{file}"));
+        let output = place.run(&["generate", "--model", "model", "--adapter", "run/adapter/best", "hello"]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        // What is only a copy for people is not needed.
+        if file == "adapter_config.json" {
+            assert_eq!(output.status.code(), Some(3), "{message}");
+            assert!(message.contains("no ordinary file"), "{message}");
+        }
+        std::fs::remove_file(place.path("run/adapter/best").join(file)).expect("removed");
+        std::fs::write(place.path("run/adapter/best").join(file), kept).expect("restored");
+    }
+    place.write("run/plan.json", "{");
+    place.refuses(&["train", "--resume", "run"], 3, &["plan.json"]);
+    pipe("run/plan.json");
+    place.refuses(&["train", "--resume", "run"], 3, &["plan.json", "no ordinary file"]);
+    for state in std::fs::read_dir(place.path("run/state")).expect("states").flatten() {
+        pipe(&format!("run/state/{}", state.file_name().to_string_lossy()));
+    }
+    std::fs::remove_file(place.path("run/plan.json")).expect("removed");
+    place.refuses(&["inspect", "run"], 3, &["no ordinary file"]);
+    place.refuses(&["train", "--resume", "run"], 3, &["no ordinary file"]);
+}
+
+#[test]
+fn a_file_in_the_place_of_tensorboards_folder() {
+    let place = Place::new();
+    place.write("file", "content");
+    for folder in ["file", "file/below"] {
+        let train = ["train", "--model", "nowhere", "--data", "history.jsonl", "--tensorboard", folder];
+        place.refuses(&train, 2, &["--tensorboard", "file is no folder"]);
+    }
+}

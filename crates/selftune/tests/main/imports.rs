@@ -92,3 +92,27 @@ fn the_benchmarks_files_are_histories() {
         &["poem", "movie_tag"],
     );
 }
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_import_leaves_nothing() {
+    let place = Place::new();
+    // Nobody writes into it, so the import waits.
+    assert!(std::process::Command::new("mkfifo").arg(place.path("pipe.csv")).status().expect("mkfifo").success());
+    std::fs::create_dir(place.path("out")).expect("a folder");
+    let names = || std::fs::read_dir(place.path("out")).expect("a folder").count();
+    for signal in ["INT", "TERM"] {
+        let mut import = place.command(&["import", "csv", "pipe.csv", "--output", "out/me.jsonl", "--json"]);
+        let child =
+            import.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().expect("it starts");
+        while names() == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let kill = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+        assert!(kill.expect("kill").success());
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(130));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("\"interrupted\""));
+        assert_eq!(names(), 0);
+    }
+}

@@ -148,8 +148,8 @@ fn absurd_limits_are_refused_in_words() {
         ("--within", "30", "30min"),
         ("--battery", "200%", "100%"),
         ("--battery", "20", "20%"),
-        ("--memory", "0GB", "1 MB"),
-        ("--memory", "2", "2GB"),
+        ("--memory", "0GB", "900MB"),
+        ("--memory", "2GBs", "900MB"),
         ("--device", "my-phone", "paper-phone"),
     ] {
         place.refuses(&[PLAN, &[flag, value]].concat(), 2, &[word]);

@@ -15,14 +15,13 @@
 //! every instant one of the two names holds a whole state, and the one that a reader finds first is the newest whole one.
 //! The checksums guard against torn and rotten files, not against forgery, which is why they may be the fast ones.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Identity, Progress, State};
-use crate::files::{FileError, Files};
+use crate::files::{FileError, Files, open_ordinary};
 
 const MAGIC: &[u8; 8] = b"SELFTUNE";
 const VERSION: u32 = 2;
@@ -169,7 +168,7 @@ fn checksums(content: &[u8]) -> Vec<u8> {
 
 /// The state in the file `path`; none if there is no such file.
 fn read(path: &Path) -> Result<Option<State>, StateError> {
-    let mut file = match File::open(path) {
+    let mut file = match open_ordinary(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(FileError::new("open", path)(error).into()),
