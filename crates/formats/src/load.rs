@@ -128,13 +128,14 @@ pub fn model_content_hash(path: &Path, progress: &mut dyn FnMut(&LoadProgress)) 
     cache::identify(&model_source::open(path)?, progress)
 }
 
-/// Writes tensors one by one into a new packed file at `path` and gives them back mapped from it, so that no more than
-/// one is in memory at a time. For models that no file describes.
+/// Writes tensors one by one into a packed file in `folder` and gives them back mapped from it, so that no more than one
+/// is in memory at a time. For models that no file describes. The file has no name where the system can do that, so that
+/// nothing is left of it however the program ends.
 pub fn map_through_file(
-    path: &Path,
+    folder: &Path,
     tensors: impl Iterator<Item = (String, LoadedTensor)>,
 ) -> Result<BTreeMap<String, LoadedTensor>, FormatError> {
-    cache::map_through_file(path, tensors)
+    cache::map_through_file(folder, tensors)
 }
 
 /// Bits for the float matrices of `source`; `None` when it has none.

@@ -17,7 +17,12 @@ impl OpenFile {
     pub(crate) fn open(path: &Path) -> Result<OpenFile, FormatError> {
         let failed = |source| FormatError::read(path, source);
         let file = crate::open_ordinary(path).map_err(failed)?;
-        let mapped = kernels::map_file(&file).map_err(failed)?;
+        OpenFile::map(&file, path).map_err(failed)
+    }
+
+    /// A file that is open already; `path` is for messages.
+    pub(crate) fn map(file: &std::fs::File, path: &Path) -> std::io::Result<OpenFile> {
+        let mapped = kernels::map_file(file)?;
         Ok(OpenFile { path: Arc::new(path.to_owned()), mapped: Arc::new(mapped) })
     }
 

@@ -31,7 +31,8 @@ pub enum SyntheticPlace<'a> {
     /// Nowhere: the model can be planned for but not run.
     Planned,
     Memory,
-    /// In a new packed file here, from which they are mapped, as those of a real model.
+    /// In a packed file without a name in this folder, from which they are mapped, as those of a real model. It is gone
+    /// when the model is, however the program ends.
     File(&'a Path),
 }
 
@@ -63,10 +64,10 @@ pub fn synthetic_model(
         Ok((name, tensor))
     });
     let tensors = match place {
-        SyntheticPlace::File(path) => {
+        SyntheticPlace::File(folder) => {
             let mut failed = None;
             let good = tensors.map_while(|tensor| tensor.map_err(|error| failed = Some(error)).ok());
-            let mapped = formats::map_through_file(path, good);
+            let mapped = formats::map_through_file(folder, good);
             if let Some(error) = failed {
                 return Err(error);
             }

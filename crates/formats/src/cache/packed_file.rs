@@ -71,7 +71,12 @@ pub(super) fn write(
     pack: &(dyn Fn(&SourceTensor) -> Result<LoadedTensor, FormatError> + Sync),
     progress: &mut dyn FnMut(&LoadProgress),
 ) -> Result<(), WriteFailure> {
-    let mut writer = Writer::new(path, content_hash, recipe)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    if !folder.exists() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let file = tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempfile_in(folder)?;
+    let mut writer = Writer::new(file, content_hash, recipe)?;
     let mut report = report(LoadStage::Packing, sources.iter().map(SourceTensor::stored_len).sum(), progress);
     let pack_and_hash = |source: &SourceTensor| {
         let tensor = pack(source)?;
@@ -84,29 +89,31 @@ pub(super) fn write(
         report(source.stored_len());
         Ok::<(), WriteFailure>(())
     })?;
-    writer.finish(path)
+    atomic_write::persist(writer.finish()?, path, atomic_write::Readers::Everyone).map_err(|error| match error {
+        FormatError::Write { source, .. } => WriteFailure::Cache(source),
+        other => WriteFailure::Model(other),
+    })
 }
 
-/// Writes tensors one by one into a new cache file at `path` and gives them back mapped from it, so that no more than
-/// one is in memory at a time. For models that no file describes.
+/// Writes tensors one by one into a file without a name in `folder` and gives them back mapped from it, so that no more
+/// than one is in memory at a time. For models that no file describes.
 pub(crate) fn map_through_file(
-    path: &Path,
+    folder: &Path,
     tensors: impl Iterator<Item = (String, LoadedTensor)>,
 ) -> Result<BTreeMap<String, LoadedTensor>, FormatError> {
     let write = || {
-        let mut writer = Writer::new(path, "", "made")?;
+        let mut writer = Writer::new(tempfile::tempfile_in(folder)?, "", "made")?;
         for (name, tensor) in tensors {
             let sha256 = hexadecimal(&Sha256::digest(&*tensor_bytes(&tensor)));
             writer.add(name, &tensor, sha256)?;
         }
-        writer.finish(path)
+        let file = writer.finish()?;
+        // Who times what follows should not time the disk.
+        file.sync_data()?;
+        OpenFile::map(&file, folder)
     };
-    write().map_err(|failure| match failure {
-        WriteFailure::Model(error) => error,
-        WriteFailure::Cache(error) => FormatError::write(path, error),
-    })?;
-    let file = OpenFile::open(path)?;
-    let malformed = |problem: String| FormatError::malformed(path, 0, problem);
+    let file = write().map_err(|error| FormatError::write(folder, error))?;
+    let malformed = |problem: String| FormatError::malformed(folder, 0, problem);
     let table = read_table(file.bytes()).map_err(malformed)?;
     let entries = table.tensors.iter().map(|entry| {
         let tensor = tensor(&file, entry).ok_or_else(|| malformed(format!("tensor `{}` is damaged", entry.name)))?;
@@ -116,26 +123,21 @@ pub(crate) fn map_through_file(
 }
 
 /// A cache file on its way.
-struct Writer {
-    out: BufWriter<tempfile::NamedTempFile>,
+struct Writer<F: Write + Seek> {
+    out: BufWriter<F>,
     table: Table,
     offset: u64,
 }
 
-impl Writer {
-    fn new(path: &Path, content_hash: &str, recipe: &str) -> Result<Self, WriteFailure> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        if !folder.exists() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let file = tempfile::Builder::new().prefix(".selftune-").suffix(".partial").tempfile_in(folder)?;
+impl<F: Write + Seek> Writer<F> {
+    fn new(file: F, content_hash: &str, recipe: &str) -> io::Result<Self> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&[0; PREAMBLE_BYTES])?;
         let table = Table { content_hash: content_hash.into(), recipe: recipe.into(), tensors: Vec::new() };
         Ok(Self { out, table, offset: PREAMBLE_BYTES as u64 })
     }
 
-    fn add(&mut self, name: String, tensor: &LoadedTensor, sha256: String) -> Result<(), WriteFailure> {
+    fn add(&mut self, name: String, tensor: &LoadedTensor, sha256: String) -> io::Result<()> {
         let (bytes, offset) = (tensor_bytes(tensor), self.offset);
         self.out.write_all(&bytes)?;
         let kind = entry_kind(tensor);
@@ -146,16 +148,13 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(mut self, path: &Path) -> Result<(), WriteFailure> {
+    /// The complete file.
+    fn finish(mut self) -> io::Result<F> {
         let table = serde_json::to_vec(&self.table).map_err(io::Error::from)?;
         self.out.write_all(&table)?;
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&preamble(self.offset, &table))?;
-        let file = self.out.into_inner().map_err(|error| error.into_error())?;
-        atomic_write::persist(file, path, atomic_write::Readers::Everyone).map_err(|error| match error {
-            FormatError::Write { source, .. } => WriteFailure::Cache(source),
-            other => WriteFailure::Model(other),
-        })
+        self.out.into_inner().map_err(|error| error.into_error())
     }
 }
 

@@ -188,7 +188,6 @@ fn exit_codes_depend_on_the_error_and_not_on_the_command() {
     const BELOW: &str = "history.jsonl/x";
     for impossible in [
         out(&["train", "--model", "model", "--data", "history.jsonl", "--output"], BELOW),
-        with(&["--tensorboard", BELOW]),
         out(&export, BELOW),
         out(&merge, BELOW),
         out(&import, BELOW),

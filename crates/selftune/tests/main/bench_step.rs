@@ -63,7 +63,7 @@ fn another_build_runs_in_turns() {
     let place = Place::new();
     let refuses = |more: &[&str], code, words: &[&str]| place.refuses(&[&SHORT, more].concat(), code, words);
     refuses(&["--against-binary", "no-such-program"], 3, &["no-such-program"]);
-    refuses(&["--against-binary", "/bin/true"], 3, &["bench step --serve"]);
+    refuses(&["--against-binary", "/bin/true"], 1, &["bench step --serve"]);
     refuses(&["--against", "colour=red"], 2, &["colour", "targets"]);
     refuses(&["--against", "rank"], 2, &["KEY=VALUE"]);
     refuses(&["--rank", "0"], 2, &["--rank=0", "1 to 1024"]);
@@ -73,4 +73,28 @@ fn another_build_runs_in_turns() {
     place.refuses(&long, 3, &["8192"]);
     refuses(&["--memory", "1MB"], 3, &["1 MB"]);
     place.refuses(&["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "31"], 2, &["1 to 30"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_is_left_of_a_killed_bench() {
+    let place = Place::new();
+    let folder = place.path("temporary");
+    std::fs::create_dir(&folder).expect("a folder");
+    let arguments = ["bench", "step", "--shape", "smollm2-135m", "--serve"];
+    let mut command = place.command(&arguments);
+    let mut child = command.env("TMPDIR", &folder).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
+    // Until it writes weights.
+    let opened = format!("/proc/{}/fd", child.id());
+    let has_file = || {
+        let files = std::fs::read_dir(&opened).into_iter().flatten().flatten();
+        files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|file| file.starts_with(&folder))
+    };
+    while !has_file() {
+        assert!(child.try_wait().expect("its state").is_none(), "it ended without weights");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 0);
 }

@@ -8,6 +8,7 @@ mod subject;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ::kernels::ceiling::{Ceilings, Instruction, measure, probe};
 use ::kernels::{Isa, Precision};
@@ -21,6 +22,10 @@ use child::{OtherBuild, ServedStep};
 use setting::{KEYS, Setting};
 use subject::{Answer, ProductsMeasurement, StepMeasurement, Subject};
 pub use subject::{MemoryPeak, watch_memory};
+
+/// How long another build may take for its weights and a step: the first at least, and many times what this one took.
+const PATIENCE_MIN: Duration = Duration::from_secs(600);
+const PATIENCE_FACTOR: u32 = 20;
 
 /// One training step on random 4-bit weights of a known shape; nothing is downloaded.
 ///
@@ -196,6 +201,7 @@ fn served(measured: &StepMeasurement) -> ServedStep {
 }
 
 pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
+    let start = Instant::now();
     let isa = instruction_set(arguments.isa.as_deref())?;
     let setting = arguments.setting(isa)?;
     let setting_against = arguments.setting_against(&setting)?;
@@ -214,10 +220,11 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
         Ok(subject)
     });
     let subject = subject?;
+    let patience = PATIENCE_MIN.max(start.elapsed() * PATIENCE_FACTOR);
     let mut other = match (&arguments.against_binary, &setting_against) {
         (Some(program), setting_against) => {
             let setting = setting_against.as_ref().unwrap_or(&setting);
-            Some(Other::Build(OtherBuild::start(program, &arguments.arguments_of_other_build(setting))?))
+            Some(Other::Build(OtherBuild::start(program, &arguments.arguments_of_other_build(setting), patience)?))
         }
         (None, Some(setting)) => Some(Other::Setting(Box::new(Subject::new(&model, setting)?))),
         (None, None) => None,
@@ -244,7 +251,7 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     }
 }
 
-/// The model, in a file that is gone when the program ends.
+/// The model, in a file without a name: it is gone when the program ends, killed or not.
 fn synthetic(arguments: &Arguments, terminal: &Terminal) -> Result<Arc<Model>, Failure> {
     let mut config = arguments.shape.config();
     if let Some(count) = arguments.model_blocks {
@@ -255,12 +262,9 @@ fn synthetic(arguments: &Arguments, terminal: &Terminal) -> Result<Arc<Model>, F
         config.blocks.truncate(count);
     }
     let bar = terminal.bar(1, "make random weights", "models");
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("weights.packed");
-    let model = synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::File(&file))?;
+    let folder = std::env::temp_dir();
+    let model = synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::File(&folder))?;
     bar.finish_and_clear();
-    // Where the system lets go of a name while the file is mapped, an interrupted run leaves nothing either.
-    drop(folder);
     Ok(Arc::new(model))
 }
 
