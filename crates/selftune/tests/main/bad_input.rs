@@ -138,7 +138,6 @@ fn exit_codes_depend_on_the_error_and_not_on_the_command() {
     place.write("diary.csv", "text,day\nrain,2024-05-01\n");
     std::fs::create_dir(place.path("empty")).expect("a folder");
     let train = ["train", "--model", "model", "--data", "history.jsonl", "--output", "new"];
-    let with = |more: &[&'static str]| [&train[..], more].concat();
     for missing in ["nowhere", "empty"] {
         let commands: [Vec<&str>; 20] = [
             vec!["train", "--model", missing, "--data", "history.jsonl"],

@@ -173,7 +173,7 @@ mod tests {
         for line in [r#"{"step_s": 1, "processor_s": -1, "loss": 2}"#, "[]", "", "\u{0}"] {
             assert!(matches!(answer(line.as_bytes()), Err(Refusal::Senseless(_))), "{line}");
         }
-        assert_eq!(answer(br#"{"error": "no memory", "exit": 1}"#), Err(Refusal::Said("no memory".into())));
+        assert_eq!(answer(br#"{"error": {"kind": "input", "message": "no memory"}}"#), Err(Refusal::Said("no memory".into())));
     }
 
     /// A program that does what `script` says, whatever its arguments.
@@ -198,7 +198,7 @@ mod tests {
             ("exec sleep 1000", Duration::from_millis(100), "no answer within 1 seconds"),
             ("exec >&-; exec sleep 1000", long, "ended without an answer"),
             ("exit 3", long, "other: "),
-            ("echo '{\"error\": \"no such plan\"}'", long, "other: no such plan"),
+            ("echo '{\"error\": {\"message\": \"no such plan\"}}'", long, "other: no such plan"),
             ("echo '{\"step_s\": 0, \"processor_s\": null, \"loss\": 1}'; exec sleep 1000", long, "above 0"),
         ];
         for (script, patience, words) in cases {
