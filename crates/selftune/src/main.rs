@@ -10,6 +10,7 @@ mod merging;
 mod model_store;
 mod preparation;
 mod recipe;
+mod run_report;
 mod serving;
 mod simulation;
 mod study;

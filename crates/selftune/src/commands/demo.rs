@@ -1,5 +1,6 @@
 //! `selftune demo`: all of it on a real model and a real history.
 
+use crate::run_report;
 use crate::commands::pull;
 use crate::evaluation::{self, Question};
 use crate::failure::{ExitStatus, Failure, Outcome};
@@ -97,11 +98,11 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let verdict = evaluation::show(&evaluation, config.retrieved_records > 0, Vec::new(), terminal);
     show_samples(&evaluation, terminal);
 
-    let mut report = training::report_inputs(&person.run, &person.inputs, PERSON.name)?;
+    let mut report = run_report::report_inputs(&person.run, &person.inputs, PERSON.name)?;
     report.evaluation = Some(&evaluation);
     report.verdict = verdict.as_ref();
     report.samples_max = SAMPLES;
-    let written = training::write_report(person.run.path(), &report, terminal);
+    let written = run_report::write_report(person.run.path(), &report, terminal);
     let wall_s = start.elapsed().as_secs_f64();
     if let Some(written) = &written {
         terminal.line(format!("\nreport: {}   ({} in all)", written.display(), human_seconds(wall_s)));

@@ -1,5 +1,6 @@
 //! `selftune eval`: did it help?
 
+use crate::run_report;
 use crate::evaluation::{self, Question};
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::preparation::{self, Division, HoldOut};
@@ -157,7 +158,7 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     let report_folder = arguments.report.clone().or_else(|| subject.run.as_ref().map(|(run, _)| run.path().to_owned()));
     let who = subject.history.user.clone().unwrap_or_else(|| subject.history.path.display().to_string());
     let mut report = match &subject.run {
-        Some((run, inputs)) => training::report_inputs(run, inputs, &who).unwrap_or_else(|failure| {
+        Some((run, inputs)) => run_report::report_inputs(run, inputs, &who).unwrap_or_else(|failure| {
             terminal.warning(format!("the report tells nothing of the training: {}", failure.message()));
             plain_report(&who, &bench)
         }),
@@ -170,9 +171,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
         _ => None,
     };
     if let Some(kept) = &kept {
-        training::write_report(kept, &report, terminal);
+        run_report::write_report(kept, &report, terminal);
     }
-    let written = report_folder.and_then(|folder| training::write_report(&folder, &report, terminal));
+    let written = report_folder.and_then(|folder| run_report::write_report(&folder, &report, terminal));
     if let Some(written) = &written {
         terminal.line(format!("\nreport: {}", written.display()));
     }

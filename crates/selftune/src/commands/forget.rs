@@ -1,5 +1,6 @@
 //! `selftune forget`: a record leaves the history and every adapter that saw it.
 
+use crate::run_report;
 use crate::acceptance::{self, Candidate};
 use crate::accepted;
 use crate::commands::runs::run_folders;
@@ -474,7 +475,7 @@ fn replace(
             old.path.display()
         )));
     }
-    training::leave_report(&run, &inputs, terminal)?;
+    run_report::leave_report(&run, &inputs, terminal)?;
     let mut names: Vec<&String> = versions.iter().map(|seen| &seen.name).collect();
     names.dedup();
     for name in names {

@@ -1,5 +1,6 @@
 //! `selftune train`: history in, adapter out.
 
+use crate::run_report;
 use crate::acceptance::{self, Candidate};
 use crate::accepted;
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
@@ -241,7 +242,7 @@ fn conclude(arguments: &Arguments, outcome: train::TrainOutcome, trained: &Train
     let Trained { run, inputs, .. } = trained;
     let held_out = inputs.data["held_out_records"].as_u64().unwrap_or(0) as usize;
     training::show_outcome(&outcome, run, held_out, terminal);
-    training::leave_report(run, inputs, terminal)?;
+    run_report::leave_report(run, inputs, terminal)?;
     let judged = match outcome.end {
         RunEnd::Interrupted => None,
         _ if arguments.no_accept || inputs.no_accept => None,

@@ -129,13 +129,7 @@ pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
         arguments.bits,
         arguments.group_size
     ));
-    terminal.line(format!(
-        "one thread at best: {:.0} GMAC/s of 16-bit, {:.0} of 8-bit integers, {:.0} of float32; reads {:.1} GB/s",
-        ceilings.i16_dot_gmac_per_s,
-        ceilings.i8_dot_gmac_per_s,
-        ceilings.f32_fma_gmac_per_s,
-        ceilings.read_gbyte_per_s
-    ));
+    super::show_ceilings(&ceilings, terminal);
     terminal.line(format!(
         "{:<11} {:<6} {:<26} {:<20} {:>6} {:>8} {:>8} {:>6} {:>9} {:>8}",
         "direction", "prec", "kernel", "product", "tokens", "GMAC/s", "ceiling", "frac", "error", "speedup"

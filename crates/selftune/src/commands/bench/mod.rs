@@ -37,6 +37,17 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     }
 }
 
+/// What the instructions and the memory of this machine give at best.
+fn show_ceilings(ceilings: &Ceilings, terminal: &Terminal) {
+    terminal.line(format!(
+        "one thread at best: {:.0} GMAC/s of 16-bit, {:.0} of 8-bit integers, {:.0} of float32; reads {:.1} GB/s",
+        ceilings.i16_dot_gmac_per_s,
+        ceilings.i8_dot_gmac_per_s,
+        ceilings.f32_fma_gmac_per_s,
+        ceilings.read_gbyte_per_s
+    ));
+}
+
 fn model_shape(text: &str) -> Result<KnownShape, String> {
     let names = || KNOWN_SHAPES.map(|shape| shape.name).join(", ");
     KnownShape::by_name(text).ok_or_else(|| format!("known shapes are {}", names()))

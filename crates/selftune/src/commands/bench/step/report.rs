@@ -332,14 +332,7 @@ impl About {
                 megabytes(planned.mapped_bytes)
             ));
         }
-        let ceilings = &measured.ceilings;
-        terminal.line(format!(
-            "one thread at best: {:.0} GMAC/s of 16-bit, {:.0} of 8-bit integers, {:.0} of float32; reads {:.1} GB/s",
-            ceilings.i16_dot_gmac_per_s,
-            ceilings.i8_dot_gmac_per_s,
-            ceilings.f32_fma_gmac_per_s,
-            ceilings.read_gbyte_per_s
-        ));
+        crate::commands::bench::show_ceilings(&measured.ceilings, terminal);
         for kernel in &self.kernels {
             terminal.line(format!("kernel {kernel}"));
         }
