@@ -1,4 +1,5 @@
-//! Rates of the float ops on one thread, by its processor time: `cargo run --release -p selftune-kernels --example op_rates [filter [runs]]`.
+//! Rates of the float ops on one thread, by its processor time, or on several, by the clock:
+//! `cargo run --release -p selftune-kernels --example op_rates [filter [runs [threads]]]`.
 //! Each line says what was computed, how fast (median and fastest run), and the peak it is measured against.
 //! Answers are checked by the tests, not here.
 
@@ -9,9 +10,22 @@ fn wanted(name: &str) -> bool {
     name.contains(&std::env::args().nth(1).unwrap_or_default())
 }
 
+fn argument(position: usize, default: usize) -> usize {
+    std::env::args().nth(position).and_then(|number| number.parse().ok()).unwrap_or(default)
+}
+
 /// Timed runs of each line.
 fn runs() -> usize {
-    std::env::args().nth(2).and_then(|runs| runs.parse().ok()).unwrap_or(9)
+    argument(2, 9)
+}
+
+fn threads() -> usize {
+    argument(3, 1)
+}
+
+/// Processor time of the one thread, or time passed.
+fn seconds_now() -> f64 {
+    if threads() == 1 { thread_seconds() } else { clock_seconds() }
 }
 
 /// Processor time of this thread: other programs on the machine do not count.
@@ -27,12 +41,16 @@ fn thread_seconds() -> f64 {
 /// Time passed, where the thread's own is not to be had.
 #[cfg(not(unix))]
 fn thread_seconds() -> f64 {
+    clock_seconds()
+}
+
+fn clock_seconds() -> f64 {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     START.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
 }
 
 fn options() -> OpsOptions {
-    OpsOptions { threads: 1, isa: Isa::best(), precision: Precision::A16 }
+    OpsOptions { threads: threads(), isa: Isa::best(), precision: Precision::A16 }
 }
 
 /// Runs `op` on tensors of these shapes and prints what `work` (multiply-adds or bytes, in 10^9) it did in a second.
@@ -59,9 +77,9 @@ fn measure(name: &str, unit: &str, shapes: &[(usize, usize)], work: f64, op: imp
     op(&mut ops, &tensors);
     let mut seconds: Vec<f64> = (0..runs)
         .map(|_| {
-            let start = thread_seconds();
+            let start = seconds_now();
             op(&mut ops, &tensors);
-            thread_seconds() - start
+            seconds_now() - start
         })
         .collect();
     seconds.sort_by(f64::total_cmp);
@@ -155,6 +173,7 @@ fn head(rows: usize, vocabulary: usize, width: usize) {
 fn main() {
     println!("instruction set {}; median, fastest, median time", Isa::best().name());
     attention(256, 9, 3, 64);
+    attention(512, 9, 3, 64);
     attention(1024, 9, 3, 64);
     attention(256, 16, 4, 128);
     attention(1024, 16, 4, 128);

@@ -2,17 +2,19 @@
 //! `dv = P^T dout`, `dP = dout v^T`, `dS = P (dP - rowsum(dout out))`, `dq = scale dS k`, `dk = scale dS^T q`.
 //!
 //! The unit of work is a pair (block of queries, block of keys) of one key/value head. It adds to the block's dq
-//! and to the keys' dk and dv. Pairs run in rounds: round s holds the pairs whose block numbers differ by s (modulo
-//! the number of blocks), so no two pairs of a round share a block, and every block meets its partners in one
-//! fixed order. Scores are computed once, nothing is stored for all pairs, and threads never change a sum.
+//! and to the keys' dk and dv. Pairs belong to rounds (`turns`), every block meets its partners in the order of the
+//! rounds, and a pair waits for no more than its two blocks' last ones. So scores are computed once, nothing is stored
+//! for all pairs, and threads never change a sum.
 
 use super::AttentionShape;
 use super::tile::{Rows, TILE_KEYS};
+use super::turns::{Turns, TurnsShape};
 use crate::arena::Tensor;
 use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
 use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp_up_to_88, pack_rows, transpose_into};
+use std::sync::atomic::AtomicU32;
 
 /// Rows of a pair at least (if there are so many). More of them share the packed keys; their scores must stay in the
 /// second-level cache.
@@ -272,15 +274,10 @@ impl Pair<'_> {
                 if head == group {
                     (query, head) = (query + 1, 0);
                 }
-                if unmasked {
-                    // A fixed number of vectors, so that they run side by side.
-                    self.probabilities_row::<S>(row, at, 0..TILE_KEYS);
-                    continue;
+                match unmasked {
+                    true => self.probabilities_row::<S, false>(row, at, 0..TILE_KEYS),
+                    false => self.probabilities_row::<S, true>(row, at, self.rows.seen(row..row + 1, start)),
                 }
-                let own = self.rows.seen(row..row + 1, start);
-                self.probabilities_row::<S>(row, at, own.start / LANES * LANES..own.end);
-                clear_outside(scratch.probabilities.add(row * TILE_KEYS), &own);
-                clear_outside(scratch.dscores.add(row * TILE_KEYS), &own);
             }
             if self.dq.is_some() {
                 S::call(Product {
@@ -300,20 +297,35 @@ impl Pair<'_> {
         }
     }
 
-    /// Scores of a row's keys in `range` become probabilities, and dP becomes dS. `at` is the row in log_sum_exp.
+    /// A row's scores become probabilities, and dP becomes dS; zeros for keys outside `own`. `at` is the row in
+    /// log_sum_exp.
     #[inline(always)]
-    unsafe fn probabilities_row<S: Simd>(&self, row: usize, at: usize, range: std::ops::Range<usize>) {
-        // SAFETY: the range lies in the row's TILE_KEYS scores, the row in the block.
+    unsafe fn probabilities_row<S: Simd, const MASKED: bool>(
+        &self,
+        row: usize,
+        at: usize,
+        own: std::ops::Range<usize>,
+    ) {
+        // SAFETY: a row of scores has TILE_KEYS floats, the row lies in the block.
         unsafe {
             let p = self.scratch.probabilities.add(row * TILE_KEYS);
             let ds = self.scratch.dscores.add(row * TILE_KEYS);
             let lse = S::splat(*self.log_sum_exp.add(at));
             let dout_out = S::splat(*self.dout_out.add(at));
-            for i in range.step_by(LANES) {
-                let probability = exp_up_to_88(S::load(p.add(i)) - lse);
+            let (first, end) = (S::splat(own.start as f32), S::splat(own.end as f32));
+            // A fixed number of vectors, so that they run side by side; what no product wrote is outside `own`.
+            for i in (0..TILE_KEYS).step_by(LANES) {
+                let seen = |x: S| {
+                    if !MASKED {
+                        return x;
+                    }
+                    let key = S::lane_numbers() + S::splat(i as f32);
+                    key.select_less(first, S::zero(), key.select_less(end, x, S::zero()))
+                };
+                let probability = seen(exp_up_to_88(S::load(p.add(i)) - lse));
                 probability.store(p.add(i));
                 if self.wants_dscores() {
-                    (probability * (S::load(ds.add(i)) - dout_out)).store(ds.add(i));
+                    seen(probability * (S::load(ds.add(i)) - dout_out)).store(ds.add(i));
                 }
             }
         }
@@ -364,15 +376,6 @@ impl Pair<'_> {
     }
 }
 
-/// Zeros for the keys of a tile that a row does not see.
-#[inline(always)]
-unsafe fn clear_outside(row: *mut f32, seen: &std::ops::Range<usize>) {
-    for i in (0..seen.start).chain(seen.end..TILE_KEYS) {
-        // SAFETY: a row of scores has TILE_KEYS floats.
-        unsafe { *row.add(i) = 0.0 }
-    }
-}
-
 /// `rowsum(dout out)` for the heads of one query row.
 struct DoutOut {
     dout: *const f32,
@@ -401,73 +404,90 @@ impl Kernel for DoutOut {
     }
 }
 
-/// Bytes of scratch for all workers and the row sums.
-pub(super) fn scratch_bytes(shape: &AttentionShape, queries: usize, threads: usize) -> usize {
-    let rows = queries.min(block_queries(shape)) * shape.group();
-    scratch_size::<f32>(queries * shape.heads) + Scratch::byte_len(shape, rows) * threads
+/// Queries of a task that makes row sums.
+const SUM_QUERIES: usize = 16;
+
+/// The blocks of a backward.
+fn turns_shape(shape: &AttentionShape, positions: &[u32]) -> TurnsShape {
+    let key_count = positions.last().map_or(0, |last| *last as usize + 1);
+    TurnsShape {
+        heads: shape.kv_heads,
+        key_blocks: key_count.div_ceil(BLOCK_KEYS),
+        query_blocks: positions.len().div_ceil(block_queries(shape)),
+    }
+}
+
+/// Bytes of scratch for all workers, the row sums and the order of pairs.
+pub(super) fn scratch_bytes(shape: &AttentionShape, positions: &[u32], threads: usize) -> usize {
+    let rows = positions.len().min(block_queries(shape)) * shape.group();
+    scratch_size::<f32>(positions.len() * shape.heads)
+        + scratch_size::<AtomicU32>(turns_shape(shape, positions).counters())
+        + Scratch::byte_len(shape, rows) * threads
 }
 
 /// Runs all pairs. Shapes were checked, scratch was asked for, wanted gradients are zero.
 pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tensors: &Tensors) {
     let (queries, row) = (positions.len(), shape.heads * shape.head_dim);
     let isa = ops.options.isa;
+    let turns_shape = turns_shape(shape, positions);
     let mut carver = Carver::new(ops.scratch_start());
     let dout_out = Place::new(carver.take::<f32>(queries * shape.heads));
+    // SAFETY: scratch for the counters was asked for, and nothing else uses it while `turns` lives.
+    let turns = unsafe { Turns::new(turns_shape, carver.take::<u32>(turns_shape.counters()).cast()) };
     let scratch = Place::new(carver.take::<u8>(0));
     let [q, k, v, out, lse, dout] =
         [tensors.q, tensors.k, tensors.v, tensors.out, tensors.log_sum_exp, tensors.dout].map(|t| ops.place(t));
     let [dq, dk, dv] = [tensors.dq, tensors.dk, tensors.dv].map(|t| t.map(|t| ops.place(t)));
-    ops.pool.run(queries, &|query, _| {
-        // SAFETY: each task has its own row of inputs and sums.
+    ops.pool.run(queries.div_ceil(SUM_QUERIES), &|task, _| {
+        let first = task * SUM_QUERIES;
+        let heads = SUM_QUERIES.min(queries - first) * shape.heads;
+        // SAFETY: each task has its own rows of inputs and sums.
         unsafe {
-            let (dout, out) = (dout.at(query * row), out.at(query * row));
-            let (heads, head_dim) = (shape.heads, shape.head_dim);
-            simd::dispatch(isa, DoutOut { dout, out, heads, head_dim, to: dout_out.at(query * heads) });
+            let (dout, out, to) = (dout.at(first * row), out.at(first * row), dout_out.at(first * shape.heads));
+            simd::dispatch(isa, DoutOut { dout, out, heads, head_dim: shape.head_dim, to });
         }
     });
     let query_block = block_queries(shape);
     let block_rows = queries.min(query_block) * shape.group();
     let key_count = positions.last().map_or(0, |last| *last as usize + 1);
-    let (key_blocks, query_blocks) = (key_count.div_ceil(BLOCK_KEYS), queries.div_ceil(query_block));
-    let rounds = key_blocks.max(query_blocks);
-    for round in 0..rounds {
-        ops.pool.run(key_blocks * shape.kv_heads, &|task, worker| {
-            let (key_block, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
-            let first_query = (key_block + round) % rounds * query_block;
-            if first_query >= queries {
-                return;
-            }
-            let start = key_block * BLOCK_KEYS;
-            let rows = Rows {
-                positions: &positions[first_query..queries.min(first_query + query_block)],
-                group: shape.group(),
-                window: shape.window.unwrap_or(usize::MAX),
+    let window = shape.window.unwrap_or(usize::MAX);
+    let block_positions =
+        |block: usize| &positions[block * query_block..queries.min(block * query_block + query_block)];
+    // Whether some query of a block may see some key of a block.
+    let meet = |query_block: usize, key_block: usize| {
+        let (positions, start) = (block_positions(query_block), key_block * BLOCK_KEYS);
+        let end_key = |query: u32| query as usize + 1;
+        end_key(positions[positions.len() - 1]) > start
+            && end_key(positions[0]).saturating_sub(window) < start + BLOCK_KEYS
+    };
+    ops.pool.run(turns.tasks(), &|task, worker| {
+        let Some(turn) = turns.take(task, &meet) else { return };
+        let start = turn.key_block * BLOCK_KEYS;
+        let rows = Rows { positions: block_positions(turn.query_block), group: shape.group(), window };
+        let first_head = turn.query_block * query_block * shape.heads + turn.head * shape.group();
+        let first_float = first_head * shape.head_dim;
+        let key_float = (start * shape.kv_heads + turn.head) * shape.head_dim;
+        // SAFETY: no other pair with these queries and heads or these keys runs before the turn ends; each worker has
+        // its own scratch.
+        unsafe {
+            let scratch = scratch.at(worker * Scratch::byte_len(shape, block_rows));
+            let pair = Pair {
+                shape,
+                rows,
+                start,
+                keys: BLOCK_KEYS.min(key_count - start),
+                q: q.at(first_float),
+                dout: dout.at(first_float),
+                k: k.at(key_float),
+                v: v.at(key_float),
+                log_sum_exp: lse.at(first_head),
+                dout_out: dout_out.at(first_head),
+                dq: dq.map(|dq| dq.at(first_float)),
+                dk: dk.map(|dk| dk.at(key_float)),
+                dv: dv.map(|dv| dv.at(key_float)),
+                scratch: Scratch::carve(shape, block_rows, scratch),
             };
-            let first_head = first_query * shape.heads + kv_head * shape.group();
-            let first_float = first_head * shape.head_dim;
-            let key_float = (start * shape.kv_heads + kv_head) * shape.head_dim;
-            // SAFETY: no other pair of this round has these queries and heads or these keys; each worker has its own
-            // scratch.
-            unsafe {
-                let scratch = scratch.at(worker * Scratch::byte_len(shape, block_rows));
-                let pair = Pair {
-                    shape,
-                    rows,
-                    start,
-                    keys: BLOCK_KEYS.min(key_count - start),
-                    q: q.at(first_float),
-                    dout: dout.at(first_float),
-                    k: k.at(key_float),
-                    v: v.at(key_float),
-                    log_sum_exp: lse.at(first_head),
-                    dout_out: dout_out.at(first_head),
-                    dq: dq.map(|dq| dq.at(first_float)),
-                    dk: dk.map(|dk| dk.at(key_float)),
-                    dv: dv.map(|dv| dv.at(key_float)),
-                    scratch: Scratch::carve(shape, block_rows, scratch),
-                };
-                simd::dispatch(isa, pair);
-            }
-        });
-    }
+            simd::dispatch(isa, pair);
+        }
+    });
 }

@@ -207,27 +207,12 @@ impl<K: Source> Block<'_, K> {
                 n: end_vector - first_vector,
                 accumulate: false,
             });
-            let unmasked = !K::SCALED && self.rows.see_all(tile.clone(), start);
-            for row in tile.clone() {
-                let scores = scratch.scores.add((row - tile.start) * TILE_KEYS);
-                if unmasked {
-                    // A fixed number of vectors, so that they run side by side.
-                    self.softmax_row::<S>(row, scores, 0..TILE_KEYS, false);
-                    continue;
-                }
-                let own = self.rows.seen(row..row + 1, start);
-                if K::SCALED {
-                    multiply::<S>(scores, keys.key_scales, first_vector..end_vector);
-                }
-                for i in (first_vector..own.start.clamp(first_vector, end_vector))
-                    .chain(own.end.clamp(first_vector, end_vector)..end_vector)
-                {
-                    *scores.add(i) = f32::NEG_INFINITY;
-                }
-                self.softmax_row::<S>(row, scores, first_vector..end_vector, own.is_empty());
-                if K::SCALED {
-                    multiply::<S>(scores, keys.value_scales, first_vector..end_vector);
-                }
+            let vectors = first_vector..end_vector;
+            match vectors.len() / LANES {
+                4 => self.softmax_rows::<S, 4>(tile.clone(), start, vectors, keys),
+                3 => self.softmax_rows::<S, 3>(tile.clone(), start, vectors, keys),
+                2 => self.softmax_rows::<S, 2>(tile.clone(), start, vectors, keys),
+                _ => self.softmax_rows::<S, 1>(tile.clone(), start, vectors, keys),
             }
             S::call(Product {
                 a: scratch.scores.add(seen.start),
@@ -245,39 +230,72 @@ impl<K: Source> Block<'_, K> {
         }
     }
 
-    /// Scores of one row become exponentials under the running maximum; what is summed so far follows it.
+    /// Scores of a tile of rows, the `V` vectors at `vectors`, become exponentials. A fixed number of vectors, so that
+    /// they run side by side.
     #[inline(always)]
-    unsafe fn softmax_row<S: Simd>(&self, row: usize, scores: *mut f32, range: std::ops::Range<usize>, empty: bool) {
-        let (scratch, padded) = (self.scratch, self.shape.padded_head_dim());
-        // SAFETY: the range lies in the row of scores, the row in the block.
-        unsafe {
-            if empty {
-                // No key of this tile is seen: there may be no maximum yet, so -inf must not meet exp.
-                for i in range.step_by(LANES) {
-                    S::zero().store(scores.add(i));
+    unsafe fn softmax_rows<S: Simd, const V: usize>(
+        &self,
+        tile: std::ops::Range<usize>,
+        start: usize,
+        vectors: std::ops::Range<usize>,
+        keys: &KeyTile<K::Element>,
+    ) {
+        let unmasked = self.rows.see_all(tile.clone(), start);
+        for row in tile.clone() {
+            // SAFETY: the vectors lie in the row's TILE_KEYS scores and in the scales, the row in the block.
+            unsafe {
+                let scores = self.scratch.scores.add((row - tile.start) * TILE_KEYS + vectors.start);
+                if K::SCALED {
+                    multiply::<S, V>(scores, keys.key_scales.add(vectors.start));
                 }
-                return;
+                let mut x: [S; V] = std::array::from_fn(|v| S::load(scores.add(v * LANES)));
+                if !unmasked {
+                    let own = self.rows.seen(row..row + 1, start);
+                    if own.is_empty() {
+                        // There may be no maximum yet, so -inf must not meet exp.
+                        (0..V).for_each(|v| S::zero().store(scores.add(v * LANES)));
+                        continue;
+                    }
+                    let relative = |key: usize| S::splat(key as f32 - vectors.start as f32);
+                    let (first, end, unseen) = (relative(own.start), relative(own.end), S::splat(f32::NEG_INFINITY));
+                    for (v, x) in x.iter_mut().enumerate() {
+                        let key = S::lane_numbers() + S::splat((v * LANES) as f32);
+                        *x = key.select_less(first, unseen, key.select_less(end, *x, unseen));
+                    }
+                }
+                self.softmax_row::<S, V>(row, x, scores);
+                if K::SCALED {
+                    multiply::<S, V>(scores, keys.value_scales.add(vectors.start));
+                }
             }
-            let mut largest = S::splat(f32::NEG_INFINITY);
-            for i in range.clone().step_by(LANES) {
-                largest = largest.max(S::load(scores.add(i)));
-            }
+        }
+    }
+
+    /// Exponentials of a row's scores `x` under the running maximum; what is summed so far follows it.
+    #[inline(always)]
+    unsafe fn softmax_row<S: Simd, const V: usize>(&self, row: usize, x: [S; V], to: *mut f32) {
+        let (scratch, padded) = (self.scratch, self.shape.padded_head_dim());
+        // SAFETY: `to` has room for the vectors, the row lies in the block.
+        unsafe {
+            let largest = x.iter().fold(S::splat(f32::NEG_INFINITY), |largest, x| largest.max(*x));
             let maximum = scratch.maxima.add(row);
             let totals = scratch.totals.add(row * LANES);
             if largest.any_above(S::splat(*maximum + SLACK)) {
                 let new = largest.reduce_max();
-                let factor = exp_up_to_88(S::splat(*maximum) - S::splat(new));
-                *maximum = new;
-                let sums = scratch.sums.add(row * padded);
-                for i in (0..padded).step_by(LANES) {
-                    (S::load(sums.add(i)) * factor).store(sums.add(i));
+                if *maximum > f32::NEG_INFINITY {
+                    let factor = exp_up_to_88(S::splat(*maximum - new));
+                    let sums = scratch.sums.add(row * padded);
+                    for i in (0..padded).step_by(LANES) {
+                        (S::load(sums.add(i)) * factor).store(sums.add(i));
+                    }
+                    (S::load(totals) * factor).store(totals);
                 }
-                (S::load(totals) * factor).store(totals);
+                *maximum = new;
             }
             let (maximum, mut total) = (S::splat(*maximum), S::load(totals));
-            for i in range.step_by(LANES) {
-                let p = exp_up_to_88(S::load(scores.add(i)) - maximum);
-                p.store(scores.add(i));
+            for (v, x) in x.iter().enumerate() {
+                let p = exp_up_to_88(*x - maximum);
+                p.store(to.add(v * LANES));
                 total = total + p;
             }
             total.store(totals);
@@ -308,13 +326,13 @@ impl<K: Source> Block<'_, K> {
     }
 }
 
-/// `x[i] *= factors[i]` over whole vectors.
+/// `x[i] *= factors[i]` over `V` vectors.
 ///
 /// # Safety
-/// Both have values in `range`.
+/// Both have so many values.
 #[inline(always)]
-unsafe fn multiply<S: Simd>(x: *mut f32, factors: *const f32, range: std::ops::Range<usize>) {
-    for i in range.step_by(LANES) {
+unsafe fn multiply<S: Simd, const V: usize>(x: *mut f32, factors: *const f32) {
+    for i in (0..V).map(|v| v * LANES) {
         // SAFETY: as the caller promises.
         unsafe { (S::load(x.add(i)) * S::load(factors.add(i))).store(x.add(i)) }
     }

@@ -12,6 +12,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod turns;
 mod whole;
 
 use cache::Paged;
@@ -173,7 +174,7 @@ impl Ops {
         let dp_wanted = u64::from(dq.is_some() || dk.is_some());
         let products = scores_wanted + dp_wanted + [dq, dk, dv].iter().flatten().count() as u64;
         let macs = products * shape.pairs(positions) * (shape.heads * shape.head_dim) as u64;
-        let scratch = backward::scratch_bytes(shape, positions.len(), self.options.threads.max(1));
+        let scratch = backward::scratch_bytes(shape, positions, self.options.threads.max(1));
         for gradient in [dq, dk, dv].into_iter().flatten() {
             self.fill(gradient, 0.0);
         }

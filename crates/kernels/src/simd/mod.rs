@@ -123,6 +123,22 @@ pub(crate) trait Simd:
         Self::splat(0.0)
     }
 
+    /// 0, 1, 2 and so on.
+    #[inline(always)]
+    fn lane_numbers() -> Self {
+        const NUMBERS: [f32; LANES] = {
+            let mut numbers = [0.0; LANES];
+            let mut lane = 0;
+            while lane < LANES {
+                numbers[lane] = lane as f32;
+                lane += 1;
+            }
+            numbers
+        };
+        // SAFETY: the array has 16 floats.
+        unsafe { Self::load(NUMBERS.as_ptr()) }
+    }
+
     /// The first `count` floats at `from`, zeros after them.
     ///
     /// # Safety

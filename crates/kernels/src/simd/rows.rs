@@ -16,12 +16,16 @@ pub(crate) unsafe fn pack_rows<S: Simd>(
     to: *mut f32,
     to_row: usize,
 ) {
-    let factor = S::splat(factor);
+    let (factor, whole) = (S::splat(factor), columns / LANES * LANES);
     for row in 0..rows {
-        for i in (0..columns).step_by(LANES) {
-            // SAFETY: inside the rows that the caller promises.
-            unsafe {
-                (S::load_up_to(from.add(row * from_row + i), columns - i) * factor).store(to.add(row * to_row + i))
+        // SAFETY: inside the rows that the caller promises.
+        unsafe {
+            let (from, to) = (from.add(row * from_row), to.add(row * to_row));
+            for i in (0..whole).step_by(LANES) {
+                (S::load(from.add(i)) * factor).store(to.add(i));
+            }
+            if whole < columns {
+                (S::load_partial(from.add(whole), columns - whole) * factor).store(to.add(whole));
             }
         }
     }
@@ -41,13 +45,17 @@ pub(crate) unsafe fn add_rows<S: Simd>(
     to: *mut f32,
     to_row: usize,
 ) {
-    let factor = S::splat(factor);
+    let (factor, whole) = (S::splat(factor), columns / LANES * LANES);
     for row in 0..rows {
-        for i in (0..columns).step_by(LANES) {
-            // SAFETY: inside the rows that the caller promises.
-            unsafe {
-                let (to, rest) = (to.add(row * to_row + i), columns - i);
-                S::load(from.add(row * from_row + i)).mul_add(factor, S::load_up_to(to, rest)).store_up_to(to, rest);
+        // SAFETY: inside the rows that the caller promises.
+        unsafe {
+            let (from, to) = (from.add(row * from_row), to.add(row * to_row));
+            for i in (0..whole).step_by(LANES) {
+                S::load(from.add(i)).mul_add(factor, S::load(to.add(i))).store(to.add(i));
+            }
+            if whole < columns {
+                let sum = S::load(from.add(whole)).mul_add(factor, S::load_partial(to.add(whole), columns - whole));
+                sum.store_partial(to.add(whole), columns - whole);
             }
         }
     }

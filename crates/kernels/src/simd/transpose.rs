@@ -27,6 +27,16 @@ pub(crate) unsafe fn transpose_into<S: Simd>(
             let mut c = 0;
             while c < columns {
                 let column_count = LANES.min(columns - c);
+                if row_count == LANES && column_count == LANES {
+                    // Most blocks: fixed counts keep them in registers.
+                    let mut block: [S; LANES] = std::array::from_fn(|i| S::load(from.add((r + i) * from_stride + c)));
+                    S::transpose(&mut block);
+                    for (i, column) in block.iter().enumerate() {
+                        column.store(to.add((c + i) * to_stride + r));
+                    }
+                    c += LANES;
+                    continue;
+                }
                 let mut block = [S::zero(); LANES];
                 if column_count == LANES {
                     for (i, row) in block.iter_mut().enumerate().take(row_count) {
