@@ -10,7 +10,10 @@ use crate::ceiling::{Instruction, median, probe, thread_seconds, wall_seconds};
 use crate::isa::Isa;
 use crate::ops::{Ops, OpsOptions, Precision};
 use crate::qlinear::cases::{Random, random_matrix};
-use crate::qlinear::{Direction, PackedMatrix, ScaleType, kernel_name};
+use crate::qlinear::{Direction, PackedError, PackedHeader, PackedMatrix, ScaleType, kernel_name};
+
+/// Timed runs of a row at least, whatever its time: a median needs a middle.
+const RUNS_MIN: usize = 3;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -25,8 +28,52 @@ pub struct BenchCase {
     pub direction: Direction,
     pub threads: usize,
     pub isa: Isa,
-    /// Time to spend on timed runs at least.
-    pub seconds_min: f64,
+    /// Time by the wall's clock after which no further round begins: a run, its ceiling and, with several threads, one
+    /// thread's run. There are three rounds at least.
+    pub seconds: f64,
+}
+
+impl BenchCase {
+    fn header(&self, (n_out, k_in): (usize, usize)) -> PackedHeader {
+        PackedHeader { n_out, k_in, bits: self.bits, group_size: self.group_size, scale_type: ScaleType::BFloat16 }
+    }
+
+    /// The most memory that the case takes at a time; `None` where that is beyond all addresses.
+    ///
+    /// # Errors
+    /// Those of matrices that cannot be packed.
+    pub fn memory_bytes(&self) -> Result<Option<u64>, PackedError> {
+        let planned = |shape: &(usize, usize)| PackedMatrix::planned(self.header(*shape));
+        let packed = match self.matrices.iter().map(planned).collect::<Result<Vec<_>, _>>() {
+            Err(PackedError::TooLarge { .. }) => return Ok(None),
+            packed => packed?,
+        };
+        let bytes =
+            |floats: u64| floats.checked_mul(size_of::<f32>() as u64).filter(|bytes| *bytes <= isize::MAX as u64);
+        let rows = |width: usize| (width as u64).checked_mul(self.tokens as u64);
+        let wide = self.matrices.iter().try_fold(0u64, |sum, (n_out, _)| sum.checked_add(rows(*n_out)?));
+        let narrow = self.matrices.first().and_then(|(_, k_in)| rows(*k_in));
+        let Some(arena_bytes) = wide.zip(narrow).and_then(|(wide, narrow)| bytes(wide.checked_add(narrow)?)) else {
+            return Ok(None);
+        };
+        let (_, setup) = Setup::planned(self, &packed, self.threads);
+        let scratch_bytes = setup.ops.counters().scratch_bytes as u64;
+        // Random values lie beside the input that they are copied to.
+        let values_bytes = setup.inputs.iter().map(|input| (input.len() * size_of::<f32>()) as u64).max().unwrap_or(0);
+        // One thread's ops need no more scratch than several's.
+        let setups = if self.threads > 1 { 2 } else { 1 };
+        // Making a matrix: a byte for a code, scales and biases in float32. They are gone before there are activations.
+        let made = |(n_out, k_in): &(usize, usize)| {
+            let weights = *n_out as u64 * *k_in as u64;
+            weights + weights / self.group_size as u64 * 2 * size_of::<f32>() as u64
+        };
+        let weights_bytes: u64 =
+            packed.iter().filter_map(|matrix| matrix.header().byte_len().ok()).map(|len| len as u64).sum();
+        let running =
+            (arena_bytes + scratch_bytes).checked_mul(setups).and_then(|bytes| bytes.checked_add(values_bytes));
+        let besides = running.map(|running| running.max(self.matrices.iter().map(made).max().unwrap_or(0)));
+        Ok(besides.and_then(|bytes| bytes.checked_add(weights_bytes)))
+    }
 }
 
 /// One measurement.
@@ -65,7 +112,8 @@ struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    fn new(case: &BenchCase, packed: &'a [PackedMatrix], threads: usize, random: &mut Random) -> Self {
+    /// Where its tensors lie, and ops that have counted what one step of them needs.
+    fn planned(case: &BenchCase, packed: &'a [PackedMatrix], threads: usize) -> (ArenaPlan, Self) {
         let mut plan = ArenaPlan::new();
         let narrow = vec![plan.tensor(case.tokens, packed[0].k_in())];
         let wide: Vec<Tensor> = packed.iter().map(|matrix| plan.tensor(case.tokens, matrix.n_out())).collect();
@@ -76,7 +124,12 @@ impl<'a> Setup<'a> {
         let options = OpsOptions { threads, isa: case.isa, precision: case.precision };
         let mut setup = Setup { ops: Ops::planner(options), packed, inputs, outputs, direction: case.direction };
         setup.step();
-        setup.ops = Ops::new(options, &plan, setup.ops.counters().scratch_bytes);
+        (plan, setup)
+    }
+
+    fn new(case: &BenchCase, packed: &'a [PackedMatrix], threads: usize, random: &mut Random) -> Self {
+        let (plan, mut setup) = Self::planned(case, packed, threads);
+        setup.ops = Ops::new(*setup.ops.options(), &plan, setup.ops.counters().scratch_bytes);
         for input in setup.inputs.clone() {
             setup.ops.write(input, &random.normals(input.len()));
         }
@@ -103,7 +156,7 @@ pub fn bench_qlinear(case: &BenchCase) -> BenchRow {
     let mut setup = Setup::new(case, &packed, case.threads, &mut Random(0xdada));
     let mut alone = (case.threads > 1).then(|| Setup::new(case, &packed, 1, &mut Random(0xdada)));
 
-    let gmac = case.matrices.iter().map(|(n, k)| case.tokens * n * k).sum::<usize>() as f64 / 1e9;
+    let gmac = case.matrices.iter().map(|(n, k)| case.tokens as f64 * *n as f64 * *k as f64).sum::<f64>() / 1e9;
     // One thread is timed by its own clock, several by the wall.
     let clock = if case.threads == 1 { thread_seconds } else { wall_seconds };
     let instruction = match case.precision {
@@ -118,8 +171,8 @@ pub fn bench_qlinear(case: &BenchCase) -> BenchRow {
     };
     setup.step();
     let (mut seconds, mut seconds_alone, mut ceilings) = (Vec::new(), Vec::new(), Vec::new());
-    let mut spent = 0.0;
-    while seconds.len() < 5 || spent < case.seconds_min {
+    let start = wall_seconds();
+    while seconds.len() < RUNS_MIN || wall_seconds() - start < case.seconds {
         ceilings.push(probe(case.isa, instruction) * case.threads as f64);
         if let Some(alone) = &mut alone {
             seconds_alone.push(timed(alone));
@@ -128,9 +181,7 @@ pub fn bench_qlinear(case: &BenchCase) -> BenchRow {
             // Workers that slept through the probe are awake for the next, as they are inside a training step.
             setup.step();
         }
-        let took = timed(&mut setup);
-        seconds.push(took);
-        spent += took;
+        seconds.push(timed(&mut setup));
     }
     let (middle, ceiling_gmac_per_s) = (median(&mut seconds), median(&mut ceilings));
     let gmac_per_s = gmac / middle;
@@ -211,7 +262,7 @@ mod tests {
                         direction,
                         threads,
                         isa: Isa::best(),
-                        seconds_min: 0.0,
+                        seconds: 0.0,
                     };
                     let row = bench_qlinear(&case);
                     assert!(row.gmac_per_s > 0.0 && row.ceiling_gmac_per_s > 0.0);
@@ -221,5 +272,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn memory_is_known_before_it_is_taken() {
+        let case = |matrices: &[(usize, usize)], tokens, threads| BenchCase {
+            matrices: matrices.to_vec(),
+            tokens,
+            bits: 4,
+            group_size: 64,
+            precision: Precision::A16,
+            direction: Direction::InputGrad,
+            threads,
+            isa: Isa::best(),
+            seconds: 0.0,
+        };
+        let bytes = |matrices: &[(usize, usize)], tokens, threads| {
+            case(matrices, tokens, threads).memory_bytes().expect("can be packed").expect("can be addressed")
+        };
+        // Weights in 4 bits with 4 bytes a group (9 a row besides), and the matrix they are packed from.
+        let weights = 4096 * 4096;
+        let expected = weights / 2 + weights / 64 * 4 + weights + weights / 64 * 8;
+        let found = bytes(&[(4096, 4096)], 1, 1);
+        assert!((expected..expected + expected / 50).contains(&found), "{found}, expected {expected}");
+        // Activations of a long text: x and dx, the random values of one of them, and quantized copies.
+        let arena = 4096 * 2 * 65536 * 4;
+        let found = bytes(&[(4096, 4096)], 65536, 1);
+        assert!((arena + arena / 2..2 * arena).contains(&found), "{found}, arena {arena}");
+        assert!(bytes(&[(4096, 4096)], 65536, 2) > found + arena);
+        assert!(bytes(&[(1 << 20, 1 << 20)], 1, 1) > 3 << 39);
+        assert_eq!(case(&[(1 << 40, 1 << 40)], 1, 1).memory_bytes(), Ok(None));
+        assert_eq!(case(&[(64, 64)], usize::MAX / 8, 1).memory_bytes(), Ok(None));
+        assert!(case(&[(64, 65)], 1, 1).memory_bytes().is_err());
     }
 }

@@ -6,7 +6,7 @@ use crate::isa::Isa;
 use crate::ops::{Ops, OpsOptions, Precision};
 use crate::pool::Pool;
 use crate::qlinear::cases::Random;
-use crate::qlinear::{PackedHeader, PackedMatrix, ScaleType};
+use crate::qlinear::{PackedError, PackedHeader, PackedMatrix, ScaleType};
 
 /// What to measure: `count` matrices of `[n_out, k_in]`, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,27 @@ pub struct StreamCase {
     pub group_size: usize,
     pub threads: usize,
     pub isa: Isa,
-    /// Time to spend on timed runs at least.
-    pub seconds_min: f64,
+    /// Time by the wall's clock after which no further turn begins. There are three at least, after one that fills caches.
+    pub seconds: f64,
+}
+
+/// Turns at least, the first included.
+const TURNS_MIN: usize = 4;
+
+impl StreamCase {
+    fn header(&self) -> PackedHeader {
+        let StreamCase { n_out, k_in, bits, group_size, .. } = *self;
+        PackedHeader { n_out, k_in, bits, group_size, scale_type: ScaleType::BFloat16 }
+    }
+
+    /// Bytes of all matrices, next to which the rest is nothing; `None` where that is beyond all addresses.
+    ///
+    /// # Errors
+    /// Those of matrices that cannot be packed.
+    pub fn memory_bytes(&self) -> Result<Option<u64>, PackedError> {
+        let matrix_bytes = self.header().byte_len()? as u64;
+        Ok(matrix_bytes.checked_mul(self.count as u64).filter(|bytes| *bytes <= isize::MAX as u64))
+    }
 }
 
 /// One measurement.
@@ -40,10 +59,9 @@ pub struct StreamRow {
 
 /// Times the products of one row with every matrix in turn.
 pub fn bench_stream(case: &StreamCase) -> StreamRow {
-    let StreamCase { n_out, k_in, bits, group_size, .. } = *case;
-    let header = PackedHeader { n_out, k_in, bits, group_size, scale_type: ScaleType::BFloat16 };
+    let StreamCase { n_out, k_in, .. } = *case;
     let matrices: Vec<PackedMatrix> = (0..case.count)
-        .map(|index| PackedMatrix::random(header, 0x5eed + index as u64).expect("a random matrix is valid"))
+        .map(|index| PackedMatrix::random(case.header(), 0x5eed + index as u64).expect("a random matrix is valid"))
         .collect();
     let mut plan = ArenaPlan::new();
     let (x, y) = (plan.tensor(1, k_in), plan.tensor(1, n_out));
@@ -60,8 +78,8 @@ pub fn bench_stream(case: &StreamCase) -> StreamRow {
     let rounds = BYTES_MIN.div_ceil(bytes);
     let gbyte = (bytes * rounds) as f64 / 1e9;
     let (mut rates, mut reads, mut fractions) = (Vec::new(), Vec::new(), Vec::new());
-    let mut spent = 0.0;
-    while rates.len() < 6 || spent < case.seconds_min {
+    let begin = wall_seconds();
+    while rates.len() < TURNS_MIN || wall_seconds() - begin < case.seconds {
         let start = wall_seconds();
         for matrix in std::iter::repeat_n(&matrices, rounds).flatten() {
             ops.qlinear_forward(x, &[(matrix, y)]);
@@ -71,7 +89,6 @@ pub fn bench_stream(case: &StreamCase) -> StreamRow {
             read_bytes(case.isa, &pool, matrix.bytes());
         }
         let end = wall_seconds();
-        spent += end - start;
         rates.push(gbyte / (middle - start));
         reads.push(gbyte / (end - middle));
         fractions.push((end - middle) / (middle - start));
@@ -109,7 +126,7 @@ mod tests {
     #[test]
     fn a_stream_is_measured_and_right() {
         let (bits, group_size, isa) = (4, 32, Isa::best());
-        let case = StreamCase { n_out: 200, k_in: 256, count: 3, bits, group_size, threads: 2, isa, seconds_min: 0.0 };
+        let case = StreamCase { n_out: 200, k_in: 256, count: 3, bits, group_size, threads: 2, isa, seconds: 0.0 };
         let row = bench_stream(&case);
         assert!(row.gbyte_per_s > 0.0 && row.read_gbyte_per_s > 0.0 && row.fraction > 0.0);
         assert!(row.relative_error > 0.0 && row.relative_error < 2e-4, "{row:?}");

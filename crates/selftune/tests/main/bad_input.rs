@@ -91,6 +91,12 @@ fn settings_that_are_not_possible() {
     place.refuses(&["train"], 2, &["--model"]);
     place.refuses(&["bench", "kernels", "--matrices", "10x10"], 2, &["group"]);
     place.refuses(&["bench", "kernels", "--shape", "smollm4"], 2, &["smollm3-3b"]);
+    if cfg!(target_os = "linux") {
+        let large = ["bench", "kernels", "--matrices", "1048576x1048576", "--tokens", "1"];
+        place.refuses(&large, 2, &["1048576x1048576", "GB of memory", "are available"]);
+        let stream = ["bench", "kernels", "--matrices", "64x64", "--tokens", "1", "--stream-mb", "1048576"];
+        place.refuses(&stream, 2, &["--stream-mb 1048576 takes", "GB of memory", "are available"]);
+    }
 }
 
 #[test]

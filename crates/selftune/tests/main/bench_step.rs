@@ -20,6 +20,24 @@ fn a_step_is_timed_counted_and_checked() {
         assert!(number(key) > 0.0, "{key}");
     }
     assert!(number("macs") < number("macs_full"));
+    // What programs were promised at the top.
+    let promised = [
+        "step_s",
+        "forward_s",
+        "recompute_s",
+        "backward_s",
+        "optimizer_s",
+        "products_s",
+        "tokens_per_s",
+        "macs",
+        "macs_full",
+        "peak_bytes",
+        "planned_peak_bytes",
+        "kernels",
+    ];
+    for key in promised {
+        assert!(result.get(key).is_some(), "{key} of {result}");
+    }
     assert!(result["check"]["loss_error"].as_f64() <= result["check"]["loss_error_max"].as_f64(), "{result}");
     let shares: f64 = ["frozen", "head", "adapter", "attention", "others"]
         .iter()
@@ -31,6 +49,8 @@ fn a_step_is_timed_counted_and_checked() {
     if cfg!(target_os = "linux") {
         assert!(number("peak_anonymous_bytes") + number("peak_mapped_bytes") >= number("peak_bytes"));
         assert!(number("peak_bytes") <= number("planned_peak_bytes"), "{result}");
+        let over_plan = number("peak_bytes") / number("planned_peak_bytes");
+        assert!((number("peak_over_plan") - over_plan).abs() < 1e-9 && over_plan > 0.9, "{result}");
     }
     assert!(result["against"].is_null());
 }
@@ -64,15 +84,40 @@ fn another_build_runs_in_turns() {
     let refuses = |more: &[&str], code, words: &[&str]| place.refuses(&[&SHORT, more].concat(), code, words);
     refuses(&["--against-binary", "no-such-program"], 3, &["no-such-program"]);
     refuses(&["--against-binary", "/bin/true"], 1, &["bench step --serve"]);
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_weights_are_made() {
+    let place = Place::new();
+    // Weights of the largest shape would take minutes, and there is no folder for them.
+    let large = ["bench", "step", "--shape", "qwen3-8b", "--tokens", "12"];
+    let refuses = |more: &[&str], code, words: &[&str]| {
+        let mut command = place.command(&[&large, more].concat());
+        let output = command.env("TMPDIR", place.path("nowhere")).output().expect("it starts");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {message}");
+        for word in words {
+            assert!(message.contains(word), "{more:?} should say {word:?}: {message}");
+        }
+    };
     refuses(&["--against", "colour=red"], 2, &["colour", "targets"]);
     refuses(&["--against", "rank"], 2, &["KEY=VALUE"]);
     refuses(&["--rank", "0"], 2, &["--rank=0", "1 to 1024"]);
+    refuses(&["--against", "rank=0"], 2, &["--against rank=0", "1 to 1024"]);
     refuses(&["--threads", "9999"], 2, &["--threads=9999"]);
-    refuses(&["--blocks", "3"], 2, &["the model has 2"]);
-    let long = ["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "1", "--tokens", "9000"];
-    place.refuses(&long, 3, &["8192"]);
+    refuses(&["--targets", "q,q"], 2, &["--targets=q,q", "each once"]);
+    refuses(&["--targets", "q,x"], 2, &["--targets=q,x", "gate, up, down"]);
+    refuses(&["--against", "targets=v,v_proj"], 2, &["--against targets=v,v_proj", "each once"]);
+    refuses(&["--supervised", "13"], 2, &["--supervised=13", "12 tokens"]);
+    refuses(&["--supervised", "10", "--against", "tokens=9"], 2, &["--against supervised=10", "9 tokens"]);
+    refuses(&["--blocks", "37"], 2, &["--blocks=37", "the model has 36"]);
+    refuses(&["--against", "blocks=37"], 2, &["--against blocks=37", "the model has 36"]);
+    refuses(&["--model-blocks", "37"], 2, &["1 to 36"]);
+    refuses(&["--against", "tokens=99999"], 3, &["--against", "40960"]);
     refuses(&["--memory", "1MB"], 3, &["1 MB"]);
-    place.refuses(&["bench", "step", "--shape", "smollm2-135m", "--model-blocks", "31"], 2, &["1 to 30"]);
+    refuses(&["--against", "memory=1MB"], 3, &["--against", "1 MB"]);
+    // The weights themselves, which the others do not come to.
+    refuses(&["--model-blocks", "1"], 1, &["nowhere"]);
 }
 
 #[cfg(target_os = "linux")]

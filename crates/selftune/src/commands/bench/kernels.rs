@@ -2,7 +2,7 @@
 
 use super::{instruction_set, json_ceilings, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, human_bytes};
 use kernels::bench::{BenchCase, BenchRow, StreamCase, StreamRow, bench_qlinear, bench_stream};
 use kernels::qlinear::Direction;
 use kernels::{Isa, Precision};
@@ -48,10 +48,11 @@ pub(super) struct Arguments {
     /// Instruction set instead of the best one
     #[arg(long)]
     isa: Option<String>,
-    /// Seconds for each row at least
-    #[arg(long, default_value_t = 0.1)]
+    /// Seconds for the timed rounds of each row, ceilings between them included; three rounds are made whatever they take.
+    /// Making random weights and the check in float64 come besides: a quick look also wants fewer --tokens and --stream-mb 0
+    #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Megabytes of weights that one row goes through; 0 leaves that out
+    /// Megabytes of weights that one row of activations goes through; 0 leaves that out
     #[arg(long, default_value_t = 1000)]
     stream_mb: usize,
 }
@@ -114,7 +115,29 @@ fn check(arguments: &Arguments) -> Result<Isa, Failure> {
     if arguments.stream_mb > 1 << 20 {
         return invalid("--stream-mb: expected at most 1048576".into());
     }
-    instruction_set(arguments.isa.as_deref())
+    let isa = instruction_set(arguments.isa.as_deref())?;
+    for (name, case) in cases(arguments, isa) {
+        let what = format!("{name} with --tokens {}", case.tokens);
+        check_memory(&what, "smaller --matrices or fewer --tokens", case.memory_bytes()?)?;
+    }
+    if arguments.stream_mb > 0 {
+        let what = format!("--stream-mb {}", arguments.stream_mb);
+        check_memory(&what, "less", stream_case(arguments, isa, STREAMED_SIDE, arguments.stream_mb).memory_bytes()?)?;
+    }
+    Ok(isa)
+}
+
+/// Refuses what would take more memory than there is. `needed_bytes` are `None` where no machine has as many.
+fn check_memory(what: &str, expected: &str, needed_bytes: Option<u64>) -> Result<(), Failure> {
+    let needed = needed_bytes.map_or("more memory than can be addressed".into(), |bytes| format!("{} of memory", human_bytes(bytes)));
+    match device::available_memory_bytes() {
+        Some(available) if needed_bytes.is_none_or(|needed| needed > available) => Err(Failure::usage(format!(
+            "{what} takes {needed}, {} are available: expected {expected}",
+            human_bytes(available)
+        ))),
+        None if needed_bytes.is_none() => Err(Failure::usage(format!("{what} takes {needed}: expected {expected}"))),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
@@ -204,7 +227,7 @@ fn cases(arguments: &Arguments, isa: Isa) -> Vec<(String, BenchCase)> {
                         direction,
                         threads: arguments.threads,
                         isa,
-                        seconds_min: arguments.seconds,
+                        seconds: arguments.seconds,
                     };
                     cases.push((product.name.clone(), case));
                 }
@@ -214,25 +237,32 @@ fn cases(arguments: &Arguments, isa: Isa) -> Vec<(String, BenchCase)> {
     cases
 }
 
+/// Rows and columns of the matrices that stream from memory, and of the one that stays in a cache.
+const STREAMED_SIDE: usize = 2048;
+const CACHED_SIDE: usize = 1024;
+
 /// One row through weights that stream from memory, and through a matrix that stays in a cache.
 fn streams(arguments: &Arguments, isa: Isa) -> Vec<(&'static str, StreamRow)> {
     if arguments.stream_mb == 0 {
         return Vec::new();
     }
-    let stream = |side: usize, megabytes: usize| {
-        let bytes = side * side * arguments.bits.next_power_of_two().max(4) as usize / 8;
-        bench_stream(&StreamCase {
-            n_out: side,
-            k_in: side,
-            count: (megabytes * 1_000_000).div_ceil(bytes).max(1),
-            bits: arguments.bits,
-            group_size: arguments.group_size,
-            threads: arguments.threads,
-            isa,
-            seconds_min: arguments.seconds,
-        })
-    };
-    vec![("memory", stream(2048, arguments.stream_mb)), ("cache", stream(1024, 0))]
+    let stream = |side, megabytes| bench_stream(&stream_case(arguments, isa, side, megabytes));
+    vec![("memory", stream(STREAMED_SIDE, arguments.stream_mb)), ("cache", stream(CACHED_SIDE, 0))]
+}
+
+/// Square matrices of `megabytes` together, one at least.
+fn stream_case(arguments: &Arguments, isa: Isa, side: usize, megabytes: usize) -> StreamCase {
+    let bytes = side * side * arguments.bits.next_power_of_two().max(4) as usize / 8;
+    StreamCase {
+        n_out: side,
+        k_in: side,
+        count: megabytes.saturating_mul(1_000_000).div_ceil(bytes).max(1),
+        bits: arguments.bits,
+        group_size: arguments.group_size,
+        threads: arguments.threads,
+        isa,
+        seconds: arguments.seconds,
+    }
 }
 
 fn text_row(name: &str, row: &BenchRow) -> String {

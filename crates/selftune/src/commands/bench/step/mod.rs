@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ::kernels::ceiling::{Ceilings, Instruction, measure, probe};
 use ::kernels::{Isa, Precision};
-use model::{KnownShape, Model, SyntheticPlace, SyntheticWeights, synthetic_model};
+use model::{KnownShape, Model, ModelConfig, SyntheticPlace, SyntheticWeights, synthetic_model};
 
 use super::{instruction_set, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
@@ -208,7 +208,9 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     if !(1..=1000).contains(&arguments.steps) {
         return Err(Failure::usage(format!("--steps {}: expected 1 to 1000", arguments.steps)));
     }
-    let model = synthetic(arguments, terminal)?;
+    let config = model_config(arguments)?;
+    check_plans(arguments, &config, &setting, setting_against.as_ref())?;
+    let model = synthetic(&config, terminal)?;
     if arguments.serve {
         let mut subject = Subject::new(&model, &setting)?;
         child::serve(|| subject.step(None).map(|measured| served(&measured)), |step| terminal.event(step))?;
@@ -251,8 +253,7 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     }
 }
 
-/// The model, in a file without a name: it is gone when the program ends, killed or not.
-fn synthetic(arguments: &Arguments, terminal: &Terminal) -> Result<Arc<Model>, Failure> {
+fn model_config(arguments: &Arguments) -> Result<ModelConfig, Failure> {
     let mut config = arguments.shape.config();
     if let Some(count) = arguments.model_blocks {
         if !(1..=config.blocks.len()).contains(&count) {
@@ -261,9 +262,34 @@ fn synthetic(arguments: &Arguments, terminal: &Terminal) -> Result<Arc<Model>, F
         }
         config.blocks.truncate(count);
     }
+    Ok(config)
+}
+
+/// Plans the steps of this build on a model without weights: those of a large one take minutes to make, so what cannot
+/// run is refused before. What fits another build is for that to say.
+fn check_plans(
+    arguments: &Arguments,
+    config: &ModelConfig,
+    setting: &Setting,
+    against: Option<&Setting>,
+) -> Result<(), Failure> {
+    setting.spec(config).map_err(|message| Failure::usage(format!("--{message}")))?;
+    if let Some(against) = against {
+        against.spec(config).map_err(|message| Failure::usage(format!("--against {message}")))?;
+    }
+    let model = Arc::new(synthetic_model(config, &SyntheticWeights::default(), SyntheticPlace::Planned)?);
+    subject::plan(&model, setting)?;
+    if let (Some(against), None) = (against, &arguments.against_binary) {
+        subject::plan(&model, against).map_err(|failure| Failure { error: failure.error.context("--against"), ..failure })?;
+    }
+    Ok(())
+}
+
+/// The model, in a file without a name: it is gone when the program ends, killed or not.
+fn synthetic(config: &ModelConfig, terminal: &Terminal) -> Result<Arc<Model>, Failure> {
     let bar = terminal.bar(1, "make random weights", "models");
     let folder = std::env::temp_dir();
-    let model = synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::File(&folder))?;
+    let model = synthetic_model(config, &SyntheticWeights::default(), SyntheticPlace::File(&folder))?;
     bar.finish_and_clear();
     Ok(Arc::new(model))
 }

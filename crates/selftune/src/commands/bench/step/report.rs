@@ -174,6 +174,11 @@ impl About {
         (ratio, processor, losses)
     }
 
+    /// The measured peak over the planned one.
+    fn peak_over_plan(&self, measured: &Measured) -> Option<f64> {
+        measured.peak.map(|peak| peak.total_bytes as f64 / self.planned.peak.total() as f64)
+    }
+
     fn json(&self, measured: &Measured, medians: &Medians) -> Value {
         let setting = &self.setting;
         let [forward_s, head_s, recompute_s, backward_s] = medians.phases;
@@ -247,6 +252,7 @@ impl About {
             "planned_peak_bytes": self.planned.peak.total(),
             "planned_peak_anonymous_bytes": self.planned.peak.anonymous_bytes,
             "planned_peak_mapped_bytes": self.planned.peak.mapped_bytes,
+            "peak_over_plan": self.peak_over_plan(measured),
             "memory_choice": self.planned.options.memory.to_string(),
             "kernels": self.kernels,
             "ceilings": {
@@ -321,9 +327,9 @@ impl About {
         }
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         let planned = &self.planned.peak;
-        if let Some(peak) = &measured.peak {
+        if let (Some(peak), Some(over_plan)) = (&measured.peak, self.peak_over_plan(measured)) {
             terminal.line(format!(
-                "peak {:.1} MB ({:.1} anonymous, {:.1} mapped at most), planned {:.1} ({:.1}, {:.1})",
+                "peak {:.1} MB ({:.1} anonymous, {:.1} mapped at most), planned {:.1} ({:.1}, {:.1}): {over_plan:.3} of the plan",
                 megabytes(peak.total_bytes),
                 megabytes(peak.anonymous_bytes),
                 megabytes(peak.mapped_bytes),

@@ -57,7 +57,7 @@ pub const KEYS: [(&str, &str, Set); 13] = [
         Ok(())
     }),
     ("rank", "1 to 1024", |setting, text| number(text, 1..=1024).map(|rank| setting.rank = rank)),
-    ("targets", "projections such as q,v, or all", |setting, text| {
+    ("targets", "all, or some of q, k, v, o, gate, up, down, each once", |setting, text| {
         setting.targets = targets(text).ok_or(String::new())?;
         Ok(())
     }),
@@ -130,11 +130,15 @@ impl Setting {
         self.given.iter().map(|(key, value)| format!("--{key}={value}"))
     }
 
+    /// The adapter of a model. What one key allows, the model or another key may not.
     pub fn spec(&self, config: &ModelConfig) -> Result<AdapterSpec, String> {
         let all = config.blocks.len();
         let blocks = self.blocks.unwrap_or(all);
         if blocks > all {
             return Err(format!("blocks={blocks}: the model has {all}"));
+        }
+        if let Some(supervised) = self.supervised.filter(|supervised| *supervised > self.tokens) {
+            return Err(format!("supervised={supervised}: expected 1 to the {} tokens", self.tokens));
         }
         Ok(AdapterSpec {
             rank: self.rank,
@@ -159,7 +163,7 @@ impl Setting {
 
     /// Which of the tokens are targets.
     pub fn loss_mask(&self) -> Vec<bool> {
-        let supervised = self.supervised.unwrap_or(self.tokens).min(self.tokens);
+        let supervised = self.supervised.unwrap_or(self.tokens);
         (0..self.tokens).map(|index| index >= self.tokens - supervised).collect()
     }
 
@@ -183,7 +187,11 @@ fn one_of<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
 fn targets(text: &str) -> Option<Vec<Projection>> {
     match text {
         "all" => Some(Projection::ALL.to_vec()),
-        _ => text.split(',').map(Projection::by_name).collect(),
+        _ => {
+            let targets: Vec<Projection> = text.split(',').map(Projection::by_name).collect::<Option<_>>()?;
+            let is_new = |(index, target): (usize, &Projection)| !targets[..index].contains(target);
+            targets.iter().enumerate().all(is_new).then_some(targets)
+        }
     }
 }
 
@@ -226,7 +234,25 @@ mod tests {
             assert_ne!(setting, before, "{key}");
             assert_eq!(setting.arguments().collect::<Vec<_>>(), [format!("--{key}={good}")]);
         }
+        for bad in ["q,q", "v,self_attn.v_proj", "q,v,x", "q,"] {
+            let message = Setting::new(Isa::best()).set("targets", bad).expect_err(bad);
+            assert!(message.starts_with(&format!("targets={bad}: expected")) && message.contains("each once"), "{message}");
+        }
         assert!(Setting::new(Isa::best()).set("color", "red").expect_err("unknown").contains("targets"));
+    }
+
+    #[test]
+    fn keys_are_checked_against_each_other_and_the_model() {
+        let config = model::KnownShape::by_name("smollm2-135m").expect("known").config();
+        let spec = |pairs: &[(&str, &str)]| {
+            let mut setting = Setting::new(Isa::best());
+            pairs.iter().for_each(|(key, text)| setting.set(key, text).expect(key));
+            setting.spec(&config)
+        };
+        assert_eq!(spec(&[("tokens", "12"), ("supervised", "12"), ("blocks", "30")]).expect("possible").blocks, 0..30);
+        let message = spec(&[("supervised", "13"), ("tokens", "12")]).expect_err("more targets than tokens");
+        assert_eq!(message, "supervised=13: expected 1 to the 12 tokens");
+        assert_eq!(spec(&[("blocks", "31")]).expect_err("more blocks than there are"), "blocks=31: the model has 30");
     }
 
     #[test]

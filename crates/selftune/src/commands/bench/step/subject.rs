@@ -70,18 +70,7 @@ pub struct Answer {
 impl Subject {
     pub fn new(model: &Arc<Model>, setting: &Setting) -> Result<Self, Failure> {
         let start = Instant::now();
-        let spec = setting.spec(model.config()).map_err(Failure::usage)?;
-        let request = PlanRequest {
-            ops: setting.ops,
-            necessary_work: setting.skip,
-            budget_bytes: setting.memory_bytes,
-            boundaries: setting.boundaries,
-            weights: setting.weights,
-            memory: setting.memory_choice(),
-            program: program_bytes(model, setting, &spec).into(),
-            ..PlanRequest::new(&spec, setting.tokens)
-        };
-        let planned = plan_step(model, &request).bad_input("no such step")?;
+        let (spec, planned) = plan(model, setting)?;
         let supervised = setting.supervised.unwrap_or(setting.tokens);
         let shares = work_shares(model, &spec, &planned.options, setting.tokens, supervised)?;
         let adapter = adapter(model, setting)?;
@@ -160,6 +149,23 @@ impl Subject {
     pub fn tokens(&self) -> Vec<u32> {
         tokens(self.setting.tokens, self.session.model().config().vocabulary)
     }
+}
+
+/// How a step of `setting` runs. The model may be one that is only planned.
+pub fn plan(model: &Arc<Model>, setting: &Setting) -> Result<(AdapterSpec, PlannedStep), Failure> {
+    let spec = setting.spec(model.config()).map_err(Failure::usage)?;
+    let request = PlanRequest {
+        ops: setting.ops,
+        necessary_work: setting.skip,
+        budget_bytes: setting.memory_bytes,
+        boundaries: setting.boundaries,
+        weights: setting.weights,
+        memory: setting.memory_choice(),
+        program: program_bytes(model, setting, &spec).into(),
+        ..PlanRequest::new(&spec, setting.tokens)
+    };
+    let planned = plan_step(model, &request).bad_input("no such step")?;
+    Ok((spec, planned))
 }
 
 /// Tokens all over the vocabulary, the same for everybody.
