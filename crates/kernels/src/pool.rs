@@ -1,7 +1,10 @@
-//! A thread pool for short parallel loops: tasks are handed out one by one from a counter, so that a busy
-//! core or an unequal one does not stall the others. Which worker runs a task never changes a result:
-//! every output element belongs to exactly one task.
+//! A thread pool for short parallel loops. Each worker has a share of the tasks, neighbours all of them, takes them one
+//! by one, and then helps with the shares of others, so that a busy core or an unequal one does not stall the rest.
+//! Tasks of every op go through rows in the same order, so what a worker wrote in one op it mostly reads itself in the
+//! next, out of its own cache. Which worker runs a task never changes a result: every output element belongs to
+//! exactly one task.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,9 +22,17 @@ struct Job {
     /// The loop body with its lifetime erased; valid until the job is withdrawn and `active` is zero.
     body: *const Body<'static>,
     tasks: usize,
+    /// As many as workers, or one that all take tasks from.
+    shares: usize,
 }
 // SAFETY: the body is `Sync`, and `Pool::run` keeps it alive until no worker can touch it.
 unsafe impl Send for Job {}
+
+impl Job {
+    fn share(&self, share: usize) -> Range<usize> {
+        share * self.tasks / self.shares..(share + 1) * self.tasks / self.shares
+    }
+}
 
 struct State {
     job: Option<Job>,
@@ -30,14 +41,19 @@ struct State {
     stop: bool,
 }
 
+/// A counter with a cache line of its own (and its neighbour, which is fetched along).
+#[repr(align(128))]
+#[derive(Default)]
+struct Next(AtomicUsize);
+
 /// What all workers see. There is one job at a time, so its counters live here: a loop allocates nothing.
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
     /// Number of jobs started: workers spin on it before they sleep.
     epoch: AtomicUsize,
-    /// The next task of the present job.
-    next: AtomicUsize,
+    /// The next task of each share of the present job.
+    next: Box<[Next]>,
     /// Workers inside the present job besides the caller. Counted up under the state lock.
     active: AtomicUsize,
     panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
@@ -58,7 +74,7 @@ impl Pool {
             state: Mutex::new(State { job: None, sleeping: 0, stop: false }),
             wake: Condvar::new(),
             epoch: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            next: (0..threads).map(|_| Next::default()).collect(),
             active: AtomicUsize::new(0),
             panic: Mutex::new(None),
         });
@@ -81,6 +97,16 @@ impl Pool {
     /// Calls `body(task, worker)` once for each task in `0..tasks` and returns when all are done.
     /// A panic in a task is raised again here. Loops must not be nested.
     pub fn run(&self, tasks: usize, body: &Body<'_>) {
+        self.run_shares(tasks, self.threads, body);
+    }
+
+    /// The same with the tasks started in the order of their numbers: for tasks that wait for earlier ones, and where the
+    /// first are the longest.
+    pub fn run_in_order(&self, tasks: usize, body: &Body<'_>) {
+        self.run_shares(tasks, 1, body);
+    }
+
+    fn run_shares(&self, tasks: usize, shares: usize, body: &Body<'_>) {
         if self.threads == 1 || tasks <= 1 {
             for task in 0..tasks {
                 body(task, 0);
@@ -92,12 +118,14 @@ impl Pool {
         let body_static: *const Body<'static> =
             unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body as *const Body<'_>) };
         let shared = &*self.shared;
-        let job = Job { body: body_static, tasks };
+        let job = Job { body: body_static, tasks, shares };
         {
             let mut state = shared.state.lock().expect("pool state");
             assert!(state.job.is_none(), "parallel loops must not be nested");
             // No worker is inside a job: the last `run` waited for all of them.
-            shared.next.store(0, Ordering::Relaxed);
+            for share in 0..shares {
+                shared.next[share].0.store(job.share(share).start, Ordering::Relaxed);
+            }
             state.job = Some(job);
             shared.epoch.fetch_add(1, Ordering::Release);
             if state.sleeping > 0 {
@@ -134,16 +162,21 @@ fn take_tasks(shared: &Shared, job: Job, worker: usize) {
     // SAFETY: this worker is counted in `active` (or is the caller of `run`), so the body is alive.
     let body = unsafe { &*job.body };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        loop {
-            let task = shared.next.fetch_add(1, Ordering::Relaxed);
-            if task >= job.tasks {
-                break;
+        for share in (0..job.shares).map(|turn| (worker + turn) % job.shares) {
+            let end = job.share(share).end;
+            loop {
+                let task = shared.next[share].0.fetch_add(1, Ordering::Relaxed);
+                if task >= end {
+                    break;
+                }
+                body(task, worker);
             }
-            body(task, worker);
         }
     }));
     if let Err(panic) = outcome {
-        shared.next.store(job.tasks, Ordering::Relaxed);
+        for next in &shared.next {
+            next.0.store(job.tasks, Ordering::Relaxed);
+        }
         shared.panic.lock().expect("panic slot").get_or_insert(panic);
     }
 }
@@ -196,6 +229,38 @@ mod tests {
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn tasks_start_in_order_where_that_is_asked_for() {
+        let pool = Pool::new(4);
+        for tasks in [1, 3, 100] {
+            let ended: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+            // Each waits for the one before, which no other order would end.
+            pool.run_in_order(tasks, &|task, _| {
+                while task > 0 && ended[task - 1].load(Ordering::Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+                ended[task].store(1, Ordering::Release);
+            });
+        }
+    }
+
+    #[test]
+    fn workers_begin_with_shares_of_their_own() {
+        let pool = Pool::new(2);
+        let workers: Vec<AtomicUsize> = (0..8).map(|_| AtomicUsize::new(9)).collect();
+        let started = AtomicUsize::new(0);
+        pool.run(8, &|task, worker| {
+            workers[task].store(worker, Ordering::Relaxed);
+            started.fetch_add(1, Ordering::AcqRel);
+            // Until both have begun.
+            while started.load(Ordering::Acquire) < 2 {
+                std::thread::yield_now();
+            }
+        });
+        let workers: Vec<usize> = workers.iter().map(|worker| worker.load(Ordering::Relaxed)).collect();
+        assert_eq!((workers[0], workers[4]), (0, 1), "{workers:?}");
     }
 
     #[test]

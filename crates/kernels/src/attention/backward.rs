@@ -460,7 +460,7 @@ pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tens
         end_key(positions[positions.len() - 1]) > start
             && end_key(positions[0]).saturating_sub(window) < start + BLOCK_KEYS
     };
-    ops.pool.run(turns.tasks(), &|task, worker| {
+    ops.pool.run_in_order(turns.tasks(), &|task, worker| {
         let Some(turn) = turns.take(task, &meet) else { return };
         let start = turn.key_block * BLOCK_KEYS;
         let rows = Rows { positions: block_positions(turn.query_block), group: shape.group(), window };

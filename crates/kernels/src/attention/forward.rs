@@ -396,7 +396,7 @@ fn run_blocks<K: Source>(
     let isa = ops.options.isa;
     let (q, out, log_sum_exp) = (ops.place(q), ops.place(out), ops.place(log_sum_exp));
     let scratch = Place::new(ops.scratch_start());
-    ops.pool.run(blocks * shape.kv_heads, &|task, worker| {
+    ops.pool.run_in_order(blocks * shape.kv_heads, &|task, worker| {
         // The last blocks see the most keys: first, so that workers finish together.
         let first_query = (blocks - 1 - task / shape.kv_heads) * block_queries;
         let kv_head = task % shape.kv_heads;

@@ -26,8 +26,8 @@ impl TurnsShape {
     }
 }
 
-/// All pairs of a backward. Tasks must be started in the order of their numbers, as [`crate::pool::Pool`] does: a task
-/// waits for earlier ones only, so the first of those that run never waits.
+/// All pairs of a backward. Tasks must be started in the order of their numbers, as [`crate::pool::Pool::run_in_order`] does: a
+/// task waits for earlier ones only, so the first of those that run never waits.
 pub(super) struct Turns<'a> {
     shape: TurnsShape,
     /// One past the round of the last pair that has ended, for each head and block of keys, then of queries.
@@ -116,7 +116,7 @@ mod tests {
                 // SAFETY: the vector has so many and is not touched otherwise.
                 let turns = unsafe { Turns::new(shape, counters.as_mut_ptr()) };
                 let partners: Vec<Mutex<Vec<usize>>> = (0..shape.counters()).map(|_| Mutex::default()).collect();
-                Pool::new(threads).run(turns.tasks(), &|task, _| {
+                Pool::new(threads).run_in_order(turns.tasks(), &|task, _| {
                     let Some(turn) = turns.take(task, &meet) else { return };
                     let keys = turn.key_block * heads + turn.head;
                     let queries = heads * key_blocks + turn.query_block * heads + turn.head;

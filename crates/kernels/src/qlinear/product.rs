@@ -90,14 +90,16 @@ impl RowBlocks {
     }
 }
 
-/// How a product is cut into tasks: one column tile for a block of rows each. The last tiles are cut finer than the
-/// others, so that workers that are through with those have something left to share, and end together.
+/// How a product is cut into tasks: one column tile for a block of rows each, block after block, so that the rows stay in
+/// the cache of the worker whose share they are. The last tiles of a block are cut finer than the others, so that workers
+/// that are through with those have something left to share, and end together.
 #[derive(Clone, Copy)]
 struct Tasks {
-    tiles: usize,
     coarse_tiles: usize,
-    coarse: RowBlocks,
-    fine: RowBlocks,
+    fine_tiles: usize,
+    blocks: RowBlocks,
+    /// Rows of a fine task at least.
+    fine_rows: usize,
 }
 
 impl Tasks {
@@ -106,31 +108,48 @@ impl Tasks {
         const COARSE_PER_THREAD: usize = 4;
         // Below this the unpacking of a panel costs more than idle workers.
         const ROWS_MIN: usize = 8 * ROWS;
-        let mut blocks = rows.div_ceil(rows_max);
-        while threads > 1 && blocks * tiles < COARSE_PER_THREAD * threads && rows.div_ceil(blocks + 1) >= ROWS_MIN {
-            blocks += 1;
+        let mut count = rows.div_ceil(rows_max);
+        while threads > 1 && count * tiles < COARSE_PER_THREAD * threads && rows.div_ceil(count + 1) >= ROWS_MIN {
+            count += 1;
         }
-        let coarse = RowBlocks::new(rows, blocks);
-        let fine = RowBlocks::new(rows, (rows / ROWS_MIN).max(blocks));
+        // Shares of whole blocks, unless those become short.
+        let even = count.next_multiple_of(threads.max(1));
+        if rows.div_ceil(even) >= rows_max / 2 {
+            count = even;
+        }
+        let blocks = RowBlocks::new(rows, count);
         // What the workers may be apart after the coarse tasks: one of them each.
-        let fine_tiles = if threads > 1 && fine.count > coarse.count { threads.div_ceil(coarse.count) } else { 0 };
-        Self { tiles, coarse_tiles: tiles.saturating_sub(fine_tiles), coarse, fine }
+        let fine_tiles = if threads > 1 && blocks.block >= 2 * ROWS_MIN { threads.div_ceil(blocks.count) } else { 0 };
+        let fine_tiles = fine_tiles.min(tiles);
+        Self { coarse_tiles: tiles - fine_tiles, fine_tiles, blocks, fine_rows: ROWS_MIN }
+    }
+
+    /// How the rows of a block are cut for its last tiles.
+    fn fine(&self, rows: usize) -> RowBlocks {
+        RowBlocks::new(rows, (rows / self.fine_rows).max(1))
+    }
+
+    /// Tasks of a block with so many rows.
+    fn in_block(&self, rows: usize) -> usize {
+        self.coarse_tiles + self.fine_tiles * self.fine(rows).count
     }
 
     fn count(&self) -> usize {
-        self.coarse_tiles * self.coarse.count + (self.tiles - self.coarse_tiles) * self.fine.count
+        let last = self.blocks.count - 1;
+        last * self.in_block(self.blocks.block) + self.in_block(self.blocks.block(last).1)
     }
 
-    /// Column tile, first row, and rows of task `index`: block by block, so that its rows stay in the cache.
+    /// Column tile, first row, and rows of task `index`.
     fn task(&self, index: usize) -> (usize, usize, usize) {
-        let coarse_tasks = self.coarse_tiles * self.coarse.count;
-        let (index, first_tile, tiles, blocks) = if index < coarse_tasks {
-            (index, 0, self.coarse_tiles, &self.coarse)
-        } else {
-            (index - coarse_tasks, self.coarse_tiles, self.tiles - self.coarse_tiles, &self.fine)
-        };
-        let (first_row, rows) = blocks.block(index / tiles);
-        (first_tile + index % tiles, first_row, rows)
+        let in_block = self.in_block(self.blocks.block);
+        let block = (index / in_block).min(self.blocks.count - 1);
+        let (index, (first_row, rows)) = (index - block * in_block, self.blocks.block(block));
+        if index < self.coarse_tiles {
+            return (index, first_row, rows);
+        }
+        let (index, fine) = (index - self.coarse_tiles, self.fine(rows));
+        let (first_fine_row, rows) = fine.block(index % fine.count);
+        (self.coarse_tiles + index / fine.count, first_row + first_fine_row, rows)
     }
 }
 
@@ -545,8 +564,8 @@ unsafe fn prepare_gradients<'a>(
     let tasks = row_tiles.div_ceil(in_task);
     pool.run(parts.len() * tasks, &|task, _| {
         let (parts, summands, offsets) = shared.get();
-        let index = task / tasks;
-        let row_tiles = task % tasks * in_task..row_tiles.min((task % tasks + 1) * in_task);
+        let (index, task) = (task % parts.len(), task / parts.len());
+        let row_tiles = task * in_task..row_tiles.min((task + 1) * in_task);
         // SAFETY: there is a summand for each part; each task writes the integers and sums of its own row tiles.
         unsafe { prepare_rows(isa, &parts[index], &*summands.add(index), offsets[index], row_tiles) }
     });
