@@ -29,8 +29,9 @@ pub(crate) const SUMMANDS_MAX: usize = 8;
 /// Row tiles whose gradients are prepared by one task: they share the offsets in the cache.
 const ROW_TILES_PER_TASK: usize = 7;
 
-/// Integers of a part at most: with 16 bits each, half of a 2 MiB cache; a whole block of rows of the widest part.
-const PART_INTEGERS: usize = forward::BLOCK_ROWS * PART_TILES * TILE;
+/// Integers of a worker's share of a part at most: with 16 bits each, half of a 2 MiB cache; a whole block of rows of the
+/// widest part.
+const SHARE_INTEGERS: usize = forward::BLOCK_ROWS * PART_TILES * TILE;
 /// Tiles of a part of the common dimension at most. For the input gradient this is part of the numerical contract:
 /// the offsets of a part are summed and added before its products.
 const PART_TILES: usize = 32;
@@ -53,14 +54,19 @@ fn part_tiles(tiles: usize, multiple: usize) -> usize {
     tiles.div_ceil(tiles.div_ceil(PART_TILES)).next_multiple_of(multiple)
 }
 
+/// Integers of a part at most.
+fn part_integers(options: &OpsOptions) -> usize {
+    SHARE_INTEGERS * options.threads.max(1)
+}
+
 /// Rows of a part at most whose rows have `tiles` tiles.
-fn part_rows_max(tiles: usize) -> usize {
-    (PART_INTEGERS / (tiles * TILE) / ROWS * ROWS).max(ROWS)
+fn part_rows_max(options: &OpsOptions, tiles: usize) -> usize {
+    (part_integers(options) / (tiles * TILE) / ROWS * ROWS).max(ROWS)
 }
 
 /// Rows of each part when `rows` are cut into as few equal parts as possible.
-fn part_rows(rows: usize, tiles: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(part_rows_max(tiles))).next_multiple_of(ROWS)
+fn part_rows(options: &OpsOptions, rows: usize, tiles: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(part_rows_max(options, tiles))).next_multiple_of(ROWS)
 }
 
 /// Rows of a block: half of `most` for floats, which are twice as long as integers.
@@ -292,13 +298,13 @@ fn cell_bytes(precision: Precision) -> usize {
 /// Tiles of k in a part of a forward product: all of them unless the integers would not stay in the cache.
 fn forward_part_tiles(options: &OpsOptions, rows: usize, header: &PackedHeader) -> usize {
     let tiles = header.column_tiles();
-    let fits = rows * tiles * TILE <= PART_INTEGERS || options.precision == Precision::Exact;
+    let fits = rows * tiles * TILE <= part_integers(options) || options.precision == Precision::Exact;
     if fits { tiles } else { part_tiles(tiles, PANEL_TILES) }
 }
 
 /// Scratch of [`forward`] for `rows` rows of input; does not shrink as rows grow.
 pub(crate) fn forward_scratch_bytes(options: &OpsOptions, rows: usize, header: &PackedHeader) -> usize {
-    let cells = (rows * header.column_tiles()).min(PART_INTEGERS / TILE);
+    let cells = (rows * header.column_tiles()).min(part_integers(options) / TILE);
     ForwardProduct::scratch_for(options, cells, header)
 }
 
@@ -319,7 +325,7 @@ pub(crate) unsafe fn forward(
     let header = outputs[0].matrix.header();
     let tiles = header.column_tiles();
     let in_part = forward_part_tiles(options, rows, &header);
-    let part_rows = if options.precision == Precision::Exact { rows } else { part_rows(rows, in_part) };
+    let part_rows = if options.precision == Precision::Exact { rows } else { part_rows(options, rows, in_part) };
     for first_row in (0..rows).step_by(part_rows) {
         let count = part_rows.min(rows - first_row);
         for first_tile in (0..tiles).step_by(in_part) {
@@ -367,7 +373,7 @@ fn for_parts<'a>(
     summands: impl IntoIterator<Item = (&'a PackedMatrix, *const f32)>,
     mut run: impl FnMut(&[Part<'a>]),
 ) {
-    let columns_max = if options.precision == Precision::Exact { usize::MAX } else { PART_INTEGERS / rows };
+    let columns_max = if options.precision == Precision::Exact { usize::MAX } else { part_integers(options) / rows };
     let mut parts = [None; SUMMANDS_MAX];
     let (mut count, mut columns) = (0, 0);
     let mut flush = |parts: &[Option<Part<'a>>]| {
@@ -394,7 +400,7 @@ fn for_parts<'a>(
 /// Rows that are computed at once: those whose integers of the widest part stay in the cache.
 fn gradient_rows<'a>(options: &OpsOptions, rows: usize, matrices: impl IntoIterator<Item = &'a PackedMatrix>) -> usize {
     let widest = matrices.into_iter().map(|matrix| gradient_part_tiles(options, &matrix.header())).max().unwrap_or(1);
-    if options.precision == Precision::Exact || rows == 0 { rows } else { part_rows(rows, widest).min(rows) }
+    if options.precision == Precision::Exact || rows == 0 { rows } else { part_rows(options, rows, widest).min(rows) }
 }
 
 /// Scratch of [`input_grad`] for `rows` rows of gradient.
