@@ -3,7 +3,10 @@
 //! Each line says what was computed, how fast (median and fastest run), and the peak it is measured against.
 //! Answers are checked by the tests, not here.
 
-use kernels::{ArenaPlan, AttentionShape, Dropout, Isa, LoraBackward, LoraForward, Ops, OpsOptions, Precision, Tensor};
+use kernels::{
+    ArenaPlan, AttentionShape, Dropout, GateValues, Isa, KeptGates, LoraBackward, LoraForward, Ops, OpsOptions,
+    Precision, Tensor,
+};
 
 /// Whether a line with this name was asked for.
 fn wanted(name: &str) -> bool {
@@ -197,12 +200,31 @@ fn main() {
     measure("rms_norm backward 512 x 2048", "GB/s  ", &[wide; 3], bytes(3), |ops, t| {
         ops.rms_norm_backward(t[0], &weight, 1e-5, t[1], t[2], false);
     });
+    // The first two tensors of each line that has them.
+    let kept = KeptGates::new(&mut ArenaPlan::new(), wide.0, wide.1);
+    let kept_shapes = [wide, (wide.0, wide.1 / 32)];
     for activation in [kernels::Activation::Silu, kernels::Activation::GeluTanh] {
         measure(&format!("gate {activation:?} forward 512 x 2048"), "GB/s  ", &[wide; 3], bytes(3), |ops, t| {
             ops.gate_forward(activation, t[0], t[1], t[2]);
         });
         measure(&format!("gate {activation:?} backward 512 x 2048"), "GB/s  ", &[wide; 5], bytes(5), |ops, t| {
-            ops.gate_backward(activation, t[0], t[1], t[2], t[3], t[4]);
+            ops.gate_backward(activation, GateValues::Float32 { gate: t[0], up: t[1] }, t[2], t[3], t[4]);
+        });
+        let shapes = [&kept_shapes[..], &[wide; 5]].concat();
+        let keeping = format!("gate {activation:?} forward keeping 512 x 2048");
+        measure(&keeping, "GB/s  ", &shapes, bytes(4), |ops, t| {
+            ops.gate_forward_keeping(activation, t[2], t[3], t[4], kept);
+        });
+        let runs = std::cell::Cell::new(0);
+        measure(&format!("gate {activation:?} backward kept 512 x 2048"), "GB/s  ", &shapes, bytes(4), |ops, t| {
+            // Planned and run once for the values to be there; neither is timed.
+            if runs.replace(runs.get() + 1) < 2 {
+                ops.gate_forward_keeping(activation, t[2], t[3], t[4], kept);
+            }
+            ops.gate_backward(activation, GateValues::Kept(kept), t[2], t[3], t[4]);
+        });
+        measure(&format!("gate {activation:?} backward rounded 512 x 2048"), "GB/s  ", &shapes, bytes(5), |ops, t| {
+            ops.gate_backward(activation, GateValues::Rounded { gate: t[2], up: t[3] }, t[4], t[5], t[6]);
         });
     }
     measure("add 512 x 2048", "GB/s  ", &[wide; 2], bytes(3), |ops, t| ops.add(t[0], t[1]));

@@ -39,7 +39,7 @@ pub use attention::{
 };
 pub use cores::physical_cores;
 pub use counting::CountingAllocator;
-pub use gate::Activation;
+pub use gate::{Activation, GateValues, KeptGates};
 pub use isa::Isa;
 pub use lora::{Dropout, LoraBackward, LoraForward};
 pub use map::{MappedFile, map_file};

@@ -5,8 +5,8 @@
 //! whose output anybody reads ([`BlockRun::selected_rows`]). Keys and values exist for every row.
 
 use kernels::{
-    AdamWParameters, AttentionShape, CachedRows, Dropout, KeyValueCache, LoraBackward, LoraForward, Ops, PageTables,
-    RopeTable, Tensor, WholeAttention,
+    AdamWParameters, AttentionShape, CachedRows, Dropout, GateValues, KeptGates, KeyValueCache, LoraBackward,
+    LoraForward, Ops, PageTables, RopeTable, Tensor, WholeAttention,
 };
 
 use crate::config::ModelConfig;
@@ -39,6 +39,8 @@ pub(crate) struct BlockRun<'a> {
     pub(crate) frozen_hidden: Option<Tensor>,
     /// Room for the gradient of a frozen weight and its optimizer, [1, largest matrix] each, for comparison.
     pub(crate) frozen_gradient: Option<FrozenGradient>,
+    /// Whether backward reads gate and up rounded as [`KeptGates`] rounds them, wherever they lie.
+    pub(crate) rounds_gates: bool,
     pub(crate) dropout_rate: f32,
     /// Differs between steps and blocks.
     pub(crate) dropout_seed: u64,
@@ -90,6 +92,8 @@ pub(crate) struct BlockTensors {
     pub(crate) gate: Tensor,
     /// [S, F].
     pub(crate) up: Tensor,
+    /// Gate and up as backward finds them, [S, F] each, where others take their places before.
+    pub(crate) kept_gates: Option<KeptGates>,
     /// act(gate)·up, [S, F].
     pub(crate) gated: Tensor,
     /// Before the norm behind the feed-forward, [S, D]; `output` in families without.
@@ -210,8 +214,11 @@ pub(crate) fn forward(ops: &mut Ops, run: &BlockRun, t: &BlockTensors, extent: E
 
     ops.rms_norm_forward(t.middle, &weights.middle_norm, epsilon, t.middle_normed);
     run.linear(ops, t, t.middle_normed, [(Gate, t.gate), (Up, t.up)]);
-    if extent == Extent::Whole || run.backward_reads_gated() {
-        ops.gate_forward(config.activation, t.gate, t.up, t.gated);
+    if extent == Extent::Whole || run.rest_reads_gated() {
+        match t.kept_gates {
+            None => ops.gate_forward(config.activation, t.gate, t.up, t.gated),
+            Some(kept) => ops.gate_forward_keeping(config.activation, t.gate, t.up, t.gated, kept),
+        }
     }
     if extent == Extent::Whole || run.backward_reads_down() {
         run.linear(ops, t, t.gated, [(Down, t.down_product)]);
@@ -260,13 +267,17 @@ pub(crate) fn backward(
     if let Some(norms) = &weights.output_norms {
         ops.rms_norm_backward(t.down_product, &norms.feed_forward, epsilon, d.output, d.product, false);
     }
+    let gates = run.gate_values(t);
+    if run.makes_gated_again() {
+        ops.gate_again(config.activation, gates, t.gated);
+    }
     let d_gated = needs.gated.then_some(InputGradient::over(d.gated));
     run.linear_backward(ops, t, t.gated, [(Down, d.product)], gradients, d_gated);
     if !needs.gated {
         return;
     }
     let (d_gate, d_up) = (t.gate, t.up);
-    ops.gate_backward(config.activation, t.gate, t.up, d.gated, d_gate, d_up);
+    ops.gate_backward(config.activation, gates, d.gated, d_gate, d_up);
     let d_middle_normed = needs.middle.then_some(InputGradient::over(d.middle_normed));
     run.linear_backward(ops, t, t.middle_normed, [(Gate, d_gate), (Up, d_up)], gradients, d_middle_normed);
     if !needs.middle {
@@ -364,9 +375,25 @@ impl BlockRun<'_> {
     fn heads(&self, x: Tensor) -> Tensor {
         x.reshaped(x.len() / self.config.head_dim, self.config.head_dim)
     }
-    /// The gradient of the down adapter reads its input; a norm behind the product reads the product.
+    /// Where backward finds gate and up.
+    fn gate_values(&self, t: &BlockTensors) -> GateValues {
+        match t.kept_gates {
+            Some(kept) => GateValues::Kept(kept),
+            None if self.rounds_gates => GateValues::Rounded { gate: t.gate, up: t.up },
+            None => GateValues::Float32 { gate: t.gate, up: t.up },
+        }
+    }
+    /// The gradient of the down adapter reads its input.
     fn backward_reads_gated(&self) -> bool {
-        self.lora.of(Down).is_some() || self.frozen_gradient.is_some() || self.backward_reads_down()
+        self.lora.of(Down).is_some() || self.frozen_gradient.is_some()
+    }
+    /// Backward makes the gated values again where it finds gate and up rounded.
+    fn makes_gated_again(&self) -> bool {
+        self.rounds_gates && self.backward_reads_gated()
+    }
+    /// Whether a forward for backward has use for the gated values; a norm behind the product reads the product.
+    fn rest_reads_gated(&self) -> bool {
+        self.backward_reads_down() || (self.backward_reads_gated() && !self.rounds_gates)
     }
     fn backward_reads_down(&self) -> bool {
         self.weights.output_norms.is_some()
@@ -497,6 +524,7 @@ impl BlockTensors {
             middle_normed: of_selected(self.middle_normed),
             gate: of_selected(self.gate),
             up: of_selected(self.up),
+            kept_gates: self.kept_gates.map(|kept| kept.first_rows(selected)),
             gated: of_selected(self.gated),
             down_product: of_selected(self.down_product),
             output: of_selected(self.output),

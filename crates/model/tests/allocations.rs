@@ -1,7 +1,7 @@
 //! A step takes no memory but what was planned: allocations are counted.
 
 use kernels::{AdamWParameters, CountingAllocator, Precision};
-use model::{BoundaryType, MemoryChoice, Projection, StepOptions};
+use model::{BoundaryType, KeptType, MemoryChoice, Projection, StepOptions};
 
 use crate::tiny;
 
@@ -24,9 +24,9 @@ fn a_step_allocates_nothing() {
         for precision in Precision::ALL {
             let per_block = MemoryChoice::default();
             let in_halves = MemoryChoice { boundaries: BoundaryType::Bfloat16, checkpoint_blocks: 2, ..per_block };
-            for (threads, memory) in
-                [(1, per_block), (1, MemoryChoice::keep_everything()), (2, per_block), (2, in_halves)]
-            {
+            let kept = MemoryChoice::keep_everything();
+            let as_integers = MemoryChoice { kept_values: KeptType::Int16, ..kept };
+            for (threads, memory) in [(1, per_block), (1, kept), (2, per_block), (2, in_halves), (2, as_integers)] {
                 let mut options = StepOptions { memory, ..tiny::options(precision) };
                 options.ops.threads = threads;
                 let mut session = tiny::session(&model, &adapter, options);

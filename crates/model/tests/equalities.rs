@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kernels::{AdamWParameters, Precision};
+use kernels::{AdamWParameters, OpsOptions, Precision};
 use model::{
-    AdapterWeights, BoundaryType, MemoryChoice, Model, NecessaryWork, Projection, SelectRows, StepOptions,
+    AdapterWeights, BoundaryType, KeptType, MemoryChoice, Model, NecessaryWork, Projection, SelectRows, StepOptions,
     TrainingSession,
 };
 
@@ -95,6 +95,44 @@ fn bfloat16_boundaries_move_gradients_a_little_and_losses_not_at_all() {
             let necessary = NecessaryWork { recompute_only_what_backward_reads: false, ..options.necessary_work };
             let whole = step(model, &adapter, StepOptions { memory, necessary_work: necessary, ..options });
             assert!(whole == found, "{name} {memory}, run again as a whole");
+        }
+    });
+}
+
+#[test]
+fn gates_kept_as_integers_move_gradients_hardly_and_losses_not_at_all() {
+    for_each_case(|name, model, options| {
+        for targets in [&Projection::ALL[..], &[Projection::Query, Projection::Value]] {
+            let mut spec = tiny::spec(targets, 0..tiny::BLOCKS);
+            spec.dropout = 0.2;
+            let adapter = tiny::adapter(model, spec);
+            let (loss, gradients) = step(model, &adapter, options);
+            let per_block = MemoryChoice { kept_values: KeptType::Int16, ..options.memory };
+            let rounded = step(model, &adapter, StepOptions { memory: per_block, ..options });
+            assert_eq!(rounded.0, loss, "{name}");
+            let difference = tiny::norm_difference(&rounded.1, &gradients);
+            // In a16 products round the moved values anew, each time by as much as a16 may: 2e-4.
+            let limit = if options.ops.precision == Precision::A16 { 2e-4 } else { 1e-4 };
+            assert!(difference > 0.0 && difference < limit, "{name}: {difference:e}");
+            // Kept or run again, the same bits.
+            for memory in [
+                MemoryChoice { blocks_kept: 2, ..per_block },
+                MemoryChoice { blocks_kept: tiny::BLOCKS, ..per_block },
+                MemoryChoice { attentions_kept: 2, ..per_block },
+                MemoryChoice { checkpoint_blocks: 2, ..per_block },
+            ] {
+                let options = StepOptions { memory, ..options };
+                assert!(step(model, &adapter, options) == rounded, "{name} {memory}");
+                let ops = OpsOptions { threads: 3, ..options.ops };
+                assert!(step(model, &adapter, StepOptions { ops, ..options }) == rounded, "{name} {memory}, 3 threads");
+                let all_work = options.necessary_work;
+                let whole = NecessaryWork { recompute_only_what_backward_reads: false, ..all_work };
+                let trained = NecessaryWork { train_adapters_only: false, ..all_work };
+                for necessary_work in [whole, trained] {
+                    let found = step(model, &adapter, StepOptions { necessary_work, ..options });
+                    assert!(found == rounded, "{name} {memory} {necessary_work:?}");
+                }
+            }
         }
     });
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kernels::{CountingAllocator, Isa, OpsOptions, Precision};
 use model::{
-    AdapterSpec, AdapterWeights, BoundaryType, MemoryChoice, Model, ModelConfig, ModelError, NecessaryWork,
+    AdapterSpec, AdapterWeights, BoundaryType, KeptType, MemoryChoice, Model, ModelConfig, ModelError, NecessaryWork,
     PlanRequest, PlannedStep, Prefix, ProgramBytes, Projection, ResidentBytes, SelectRows, StepOptions, SyntheticPlace,
     SyntheticWeights, TrainingSession, WeightsPlace, plan_step, synthetic_model, work_shares,
 };
@@ -119,6 +119,7 @@ fn a_smaller_budget_gives_a_slower_plan_that_fits() {
                 kinds.insert(("attention kept", memory.attentions_kept > 0));
                 kinds.insert(("some blocks kept", memory.blocks_kept > 1));
                 kinds.insert(("bfloat16", memory.boundaries == BoundaryType::Bfloat16));
+                kinds.insert(("integers", memory.kept_values == KeptType::Int16));
                 kinds.insert(("groups", memory.checkpoint_blocks > 1));
                 kinds.insert(("streamed", memory.weights == WeightsPlace::Streamed));
                 last = next;
@@ -126,7 +127,7 @@ fn a_smaller_budget_gives_a_slower_plan_that_fits() {
             Err(error) => break error,
         }
     };
-    for kind in ["attention kept", "some blocks kept", "bfloat16", "groups", "streamed"] {
+    for kind in ["attention kept", "some blocks kept", "bfloat16", "integers", "groups", "streamed"] {
         assert!(kinds.contains(&(kind, true)), "no budget chose {kind}");
     }
     let ModelError::NothingFits { budget_bytes, tokens, needed_bytes, tokens_that_fit, blocks_that_fit } = smallest
@@ -147,13 +148,23 @@ fn a_smaller_budget_gives_a_slower_plan_that_fits() {
 }
 
 #[test]
-fn a_plan_with_given_boundaries_keeps_them_and_bad_requests_are_named() {
+fn a_plan_with_given_types_keeps_them_and_bad_requests_are_named() {
     let model = synthetic(SyntheticPlace::Planned);
     let spec = spec();
-    let request = PlanRequest { ops: ops(), ..PlanRequest::new(&spec, 256) };
+    let request = PlanRequest { ops: ops(), ..PlanRequest::new(&spec, 257) };
     let halves = PlanRequest { boundaries: Some(BoundaryType::Bfloat16), ..request.clone() };
     let planned = plan_step(&model, &halves).expect("no budget");
     assert_eq!(planned.options.memory.boundaries, BoundaryType::Bfloat16);
+    let rounded = PlanRequest { kept_values: Some(KeptType::Int16), ..request.clone() };
+    let in_integers = plan_step(&model, &rounded).expect("no budget");
+    let everything = MemoryChoice { blocks_kept: 8, ..MemoryChoice::default() };
+    assert_eq!(in_integers.options.memory, MemoryChoice { kept_values: KeptType::Int16, ..everything });
+    let in_floats = plan_step(&model, &request).expect("no budget");
+    assert_eq!(in_floats.options.memory, everything, "float32 is faster where it fits");
+    // Of seven blocks and 256 rows: gate and up of 320 columns, four bytes against two and a scale for each 64.
+    let kept = |planned: &PlannedStep| planned.plan.items.iter().find(|item| item.0.contains("kept whole")).copied();
+    let saved = kept(&in_floats).expect("kept").1 - kept(&in_integers).expect("kept").1;
+    assert_eq!(saved, 7 * 2 * 256 * (320 * 4 - 320 * 2 - 5 * 4));
     let program = ResidentBytes { anonymous_bytes: 10 << 20, mapped_bytes: 5 << 20 };
     let with_program = plan_step(&model, &PlanRequest { program: program.into(), ..halves }).expect("no budget");
     assert_eq!(with_program.peak.total(), planned.peak.total() + (15 << 20));
@@ -209,8 +220,12 @@ fn a_session_takes_what_was_planned_and_steps_allocate_nothing() {
     let model = synthetic(SyntheticPlace::File(folder.path()));
     let adapter = AdapterWeights::initialized(model.config(), spec(), 3).expect("a valid spec");
     let budget = planned(&model, &adapter.spec, 2048, None).expect("a plan").peak.total() * 6 / 10;
-    for budget in [None, Some(budget)] {
-        let planned = planned(&model, &adapter.spec, 2048, budget).expect("a plan");
+    let integers = Some(KeptType::Int16);
+    for (budget_bytes, kept_values) in [(None, None), (Some(budget), None), (None, integers), (Some(budget), integers)]
+    {
+        let request = PlanRequest { ops: ops(), budget_bytes, kept_values, ..PlanRequest::new(&adapter.spec, 2048) };
+        let planned = plan_step(&model, &request).expect("a plan");
+        assert!(kept_values.is_none_or(|kept_values| planned.options.memory.kept_values == kept_values));
         let before = anonymous_bytes();
         let mut session = tiny::session(&model, &adapter, planned.options);
         assert_eq!(session.plan().items, planned.plan.items);

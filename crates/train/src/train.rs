@@ -348,6 +348,7 @@ impl Prepared {
         let (planned, program) =
             planned_step(model, &specs(on), &spec, &config, longest(examples, validation), program)?;
         config.boundaries = Some(planned.options.memory.boundaries);
+        config.kept_values = Some(planned.options.memory.kept_values);
         let keeps = config.kept_prefix;
         let work = RunWork::count(model, &specs(on), &spec, planned.options, examples, validation, keeps)?;
         let mut plan = TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &work);

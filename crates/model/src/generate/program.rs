@@ -201,6 +201,7 @@ impl Program {
             frozen: &self.frozen[block],
             frozen_hidden: self.places.frozen.hidden,
             frozen_gradient: None,
+            rounds_gates: false,
             dropout_rate: 0.0,
             dropout_seed: 0,
         }

@@ -5,13 +5,13 @@
 
 use kernels::arena::ArenaMark;
 use kernels::bfloat16::stored_tensor;
-use kernels::{ArenaPlan, Tensor};
+use kernels::{ArenaPlan, KeptGates, Tensor};
 
 use crate::adapter::AdapterSpec;
 use crate::block::{BlockGradients, BlockTensors, FrozenGradient};
 use crate::config::ModelConfig;
 use crate::lora::FrozenStack;
-use crate::plan::{BoundaryType, MemoryChoice};
+use crate::plan::{BoundaryType, KeptType, MemoryChoice};
 use crate::projection::Projection;
 use crate::step::{SelectRows, StepOptions};
 
@@ -131,7 +131,8 @@ impl StepPlaces {
         // The last block has the shared places, so that its values stay until its backward, the first, has read them.
         let above_kept = 1..memory.blocks_kept;
         let kept: Vec<KeptBlock> = plan.item("values of blocks kept whole", |arena| {
-            above_kept.map(|_| KeptBlock::new(arena, config, spec, reads_all_inputs, rows)).collect()
+            let new = |_| KeptBlock::new(arena, config, spec, memory.kept_values, reads_all_inputs, rows);
+            above_kept.map(new).collect()
         });
         let kept_attentions: Vec<KeptAttention> = plan.item("attention kept", |arena| {
             (0..memory.attentions_kept).map(|_| KeptAttention::new(arena, config, spec, rows)).collect()
@@ -239,10 +240,20 @@ struct KeptBlock {
     attention: AttentionPart,
     /// `None` where no adapter of the feed-forward reads them: they share places with the other blocks'.
     middle_normed: Option<Tensor>,
+    /// `None` too where they are made again from gate and up.
     gated: Option<Tensor>,
-    gate: Tensor,
-    up: Tensor,
+    gates: GatePlaces,
     down_product: Option<Tensor>,
+}
+
+/// Gate and up of a kept block.
+enum GatePlaces {
+    Float32 {
+        gate: Tensor,
+        up: Tensor,
+    },
+    /// Their float32 values share places with the other blocks'.
+    Int16(KeptGates),
 }
 
 impl KeptBlock {
@@ -250,27 +261,36 @@ impl KeptBlock {
         arena: &mut ArenaPlan,
         config: &ModelConfig,
         spec: &AdapterSpec,
+        kept_values: KeptType,
         reads_all_inputs: bool,
         rows: usize,
     ) -> Self {
         let adapts = |projection| reads_all_inputs || spec.targets.contains(&projection);
+        let keeps_gated = adapts(Projection::Down) && kept_values == KeptType::Float32;
         let reads_middle_normed = adapts(Projection::Gate) || adapts(Projection::Up);
         Self {
             attention: AttentionPart::new(arena, config, Some(spec), rows),
             middle_normed: reads_middle_normed.then(|| arena.tensor(rows, config.width)),
-            gated: adapts(Projection::Down).then(|| arena.tensor(rows, config.feed_forward)),
-            gate: arena.tensor(rows, config.feed_forward),
-            up: arena.tensor(rows, config.feed_forward),
+            gated: keeps_gated.then(|| arena.tensor(rows, config.feed_forward)),
+            gates: match kept_values {
+                KeptType::Float32 => GatePlaces::Float32 {
+                    gate: arena.tensor(rows, config.feed_forward),
+                    up: arena.tensor(rows, config.feed_forward),
+                },
+                KeptType::Int16 => GatePlaces::Int16(KeptGates::new(arena, rows, config.feed_forward)),
+            },
             down_product: config.output_norms.then(|| arena.tensor(rows, config.width)),
         }
     }
 
     /// `t` with the places of this block.
     fn in_place_of(&self, t: BlockTensors) -> BlockTensors {
+        let t = match self.gates {
+            GatePlaces::Float32 { gate, up } => BlockTensors { gate, up, ..t },
+            GatePlaces::Int16(kept) => BlockTensors { kept_gates: Some(kept), ..t },
+        };
         let t = BlockTensors {
             middle_normed: self.middle_normed.unwrap_or(t.middle_normed),
-            gate: self.gate,
-            up: self.up,
             gated: self.gated.unwrap_or(t.gated),
             down_product: self.down_product.unwrap_or(t.down_product),
             ..t
@@ -483,6 +503,7 @@ impl Activations {
             middle_normed: wide.middle_normed,
             gate: wide.gate,
             up: wide.up,
+            kept_gates: None,
             gated: gated.gated,
             down_product: gated.down_product.unwrap_or(output),
             output,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kernels::ops::Counters;
 use kernels::{Ops, OpsOptions};
 
-use super::{BoundaryType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace, first_kept_block};
+use super::{BoundaryType, KeptType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace, first_kept_block};
 use crate::adapter::AdapterSpec;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -31,6 +31,8 @@ pub struct PlanRequest<'a> {
     pub budget_bytes: Option<u64>,
     /// Only plans with these boundaries: a run that goes on must not change them.
     pub boundaries: Option<BoundaryType>,
+    /// The same of what gate and up are kept as.
+    pub kept_values: Option<KeptType>,
     /// Only plans with the weights there; streaming needs mapped ones.
     pub weights: Option<WeightsPlace>,
     /// Only this choice, if it fits, instead of the fastest one.
@@ -78,6 +80,7 @@ impl<'a> PlanRequest<'a> {
             necessary_work: NecessaryWork::default(),
             budget_bytes: None,
             boundaries: None,
+            kept_values: None,
             weights: None,
             memory: None,
             program: ProgramBytes::default(),
@@ -107,6 +110,8 @@ const ATTENTION_COST: f64 = 2.7;
 const STREAMED_BYTE_COST: f64 = 140.0;
 /// What storing or loading a bfloat16 value costs: memory traffic.
 const STORED_VALUE_COST: f64 = 10.0;
+/// What gate and up of one column and row cost more as 16-bit integers, kept or only rounded: 0.15 ns.
+const KEPT_GATES_COST: f64 = 21.0;
 
 /// The fastest plan of a training step that fits the request's budget.
 ///
@@ -257,7 +262,11 @@ impl<'a> Planner<'a> {
                 passes * STORED_VALUE_COST * (self.blocks * rows * self.model.config().width) as f64
             }
         };
-        macs + streamed + stored
+        let kept = match memory.kept_values {
+            KeptType::Float32 => 0.0,
+            KeptType::Int16 => KEPT_GATES_COST * (self.blocks * rows * self.model.config().feed_forward) as f64,
+        };
+        macs + streamed + stored + kept
     }
 
     fn fits(&self, planned: &PlannedStep) -> bool {
@@ -273,11 +282,25 @@ impl<'a> Planner<'a> {
             false => &[WeightsPlace::Resident],
         }
     }
-    fn boundary_types(&self) -> Vec<BoundaryType> {
-        match self.request.boundaries {
+    /// Float32 first: of equal costs the first is taken.
+    fn kept_types(&self) -> Vec<KeptType> {
+        self.request.kept_values.map_or(vec![KeptType::Float32, KeptType::Int16], |kept_values| vec![kept_values])
+    }
+    /// Every place of weights, boundaries and kept values that the request leaves open, with each block run again.
+    fn bases(&self) -> Vec<MemoryChoice> {
+        let boundary_types = match self.request.boundaries {
             Some(boundaries) => vec![boundaries],
             None => vec![BoundaryType::Float32, BoundaryType::Bfloat16],
+        };
+        let mut bases = Vec::new();
+        for &weights in self.weight_places() {
+            for &boundaries in &boundary_types {
+                for kept_values in self.kept_types() {
+                    bases.push(MemoryChoice { weights, boundaries, kept_values, ..MemoryChoice::default() });
+                }
+            }
         }
+        bases
     }
 
     fn fastest(&self) -> Result<Option<PlannedStep>, ModelError> {
@@ -285,22 +308,19 @@ impl<'a> Planner<'a> {
             return Ok(Some(self.plan(memory)?).filter(|planned| self.fits(planned)));
         }
         let mut best: Option<PlannedStep> = None;
-        for &weights in self.weight_places() {
-            for boundaries in self.boundary_types() {
-                let base = MemoryChoice { weights, boundaries, ..MemoryChoice::default() };
-                for memory in self.candidates(base)? {
-                    let planned = self.plan(memory)?;
-                    let is_faster = best.as_ref().is_none_or(|best| planned.cost < best.cost);
-                    if is_faster && self.fits(&planned) {
-                        best = Some(planned);
-                    }
+        for base in self.bases() {
+            for memory in self.candidates(base)? {
+                let planned = self.plan(memory)?;
+                let is_faster = best.as_ref().is_none_or(|best| planned.cost < best.cost);
+                if is_faster && self.fits(&planned) {
+                    best = Some(planned);
                 }
             }
         }
         Ok(best)
     }
 
-    /// Choices with the boundaries and weights of `base` that are worth a look: each fits, or nothing of its kind does.
+    /// Choices with the types and the weights' place of `base` that are worth a look: each fits, or nothing of its kind does.
     fn candidates(&self, base: MemoryChoice) -> Result<Vec<MemoryChoice>, ModelError> {
         let mut candidates = vec![base];
         if !self.fits(&self.plan(base)?) {
@@ -360,14 +380,13 @@ impl<'a> Planner<'a> {
             return self.plan(memory);
         }
         let mut smallest: Option<PlannedStep> = None;
-        for &weights in self.weight_places() {
-            for boundaries in self.boundary_types() {
-                for checkpoint_blocks in std::iter::once(1).chain(self.group_sizes()) {
-                    let choice = MemoryChoice { weights, boundaries, checkpoint_blocks, ..MemoryChoice::default() };
-                    let planned = self.plan(choice)?;
-                    if smallest.as_ref().is_none_or(|smallest| planned.peak.total() < smallest.peak.total()) {
-                        smallest = Some(planned);
-                    }
+        // No block but the last is kept: the type of kept values changes nothing.
+        let kept_type = self.kept_types()[0];
+        for base in self.bases().into_iter().filter(|base| base.kept_values == kept_type) {
+            for checkpoint_blocks in std::iter::once(1).chain(self.group_sizes()) {
+                let planned = self.plan(MemoryChoice { checkpoint_blocks, ..base })?;
+                if smallest.as_ref().is_none_or(|smallest| planned.peak.total() < smallest.peak.total()) {
+                    smallest = Some(planned);
                 }
             }
         }

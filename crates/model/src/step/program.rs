@@ -12,7 +12,7 @@ use crate::block::{self, BlockGradients, BlockRun, BlockTensors, Extent, Needs};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::lora::{self, BlockLora, FrozenStack};
-use crate::plan::{MemoryPlan, ResidentBytes, StepPlaces, WeightsPlace, first_kept_block};
+use crate::plan::{KeptType, MemoryPlan, ResidentBytes, StepPlaces, WeightsPlace, first_kept_block};
 use crate::random::seed_of_part;
 use crate::weights::Model;
 
@@ -353,6 +353,7 @@ impl Program {
             frozen: &self.frozen[block],
             frozen_hidden: self.places.frozen.hidden,
             frozen_gradient: self.places.frozen_gradient,
+            rounds_gates: self.options.memory.kept_values == KeptType::Int16,
             dropout_rate: if pass.dropout_seed.is_some() { self.spec.dropout } else { 0.0 },
             dropout_seed: seed_of_part(pass.dropout_seed.unwrap_or(0), block),
         }

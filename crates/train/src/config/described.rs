@@ -3,7 +3,7 @@
 use super::TrainConfig;
 
 /// Every key in its order, with its unit and what it may be.
-pub const SETTINGS: [(&str, &str); 46] = [
+pub const SETTINGS: [(&str, &str); 47] = [
     ("stage", "user: one person's records; task: many people's"),
     ("rank", "inner dimension of the adapter's matrices"),
     ("lora_alpha", "the adapter's product is multiplied by lora_alpha / rank"),
@@ -38,6 +38,10 @@ pub const SETTINGS: [(&str, &str); 46] = [
     ("precision", "of activations in products: a16, exact or a8"),
     ("memory", "bytes such as 1.5GB that the process may take; auto: half of what is free"),
     ("boundaries", "inputs of blocks: float32, bfloat16, or auto: bfloat16 only where float32 does not fit"),
+    (
+        "kept_values",
+        "gate and up of kept blocks: float32, int16, or auto: int16 only where that saves running blocks again",
+    ),
     ("kept_prefix", "keep on disk, until the run ends, what blocks below the adapted ones made of examples"),
     ("threads", "0: the physical cores"),
     ("save_every_steps", "updates; 0: save_every_seconds decides"),

@@ -11,7 +11,7 @@ mod validate;
 
 use data::Supervise;
 use kernels::Precision;
-use model::{AdapterSpec, BoundaryType, ModelConfig, Projection};
+use model::{AdapterSpec, BoundaryType, KeptType, ModelConfig, Projection};
 use serde::{Deserialize, Serialize};
 
 pub use described::SETTINGS;
@@ -107,6 +107,10 @@ pub struct TrainConfig {
     /// folder keeps what was chosen, since gradients differ a little.
     #[serde(with = "names::boundaries")]
     pub boundaries: Option<BoundaryType>,
+    /// How backward finds gate and up, the largest values of a block: `auto` takes 16-bit integers (`int16`) where more
+    /// blocks can be kept that way. Kept by a run folder too.
+    #[serde(with = "names::kept_values", default = "float32_kept")]
+    pub kept_values: Option<KeptType>,
     /// With adapters on the last blocks only, keep what the blocks below made of each example on the disk of the run
     /// folder, for the next pass. Changes no result.
     pub kept_prefix: bool,
@@ -245,6 +249,11 @@ impl TrainConfig {
     }
 }
 
+/// What runs of earlier versions did.
+fn float32_kept() -> Option<KeptType> {
+    Some(KeptType::Float32)
+}
+
 /// Names of values that other crates define.
 mod names {
     macro_rules! by_name {
@@ -282,6 +291,22 @@ mod names {
             _ => None,
         },
         "auto, float32, bfloat16"
+    );
+    by_name!(
+        kept_values,
+        Option<KeptType>,
+        |value| match value {
+            None => "auto",
+            Some(KeptType::Float32) => "float32",
+            Some(KeptType::Int16) => "int16",
+        },
+        |name| match name {
+            "auto" => Some(None),
+            "float32" => Some(Some(KeptType::Float32)),
+            "int16" => Some(Some(KeptType::Int16)),
+            _ => None,
+        },
+        "auto, float32, int16"
     );
     /// A list of projections, or the word "all". Written out as module names.
     pub mod targets {

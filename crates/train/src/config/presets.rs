@@ -57,6 +57,7 @@ fn default() -> TrainConfig {
         precision: Precision::A16,
         memory: MemoryLimit(None),
         boundaries: None,
+        kept_values: None,
         kept_prefix: true,
         threads: 0,
         save_every_steps: 0,

@@ -38,8 +38,8 @@ const PATIENCE_FACTOR: u32 = 20;
 /// Short steps on a busy machine say nothing: a note is printed where products cannot be faster than they are, or rounds
 /// scatter.
 ///
-/// --against KEY=VALUE (tokens, supervised, blocks, rank, targets, memory, recompute, weights, boundaries, passes, skip,
-/// threads, precision) runs a second setting in turns and prints its time over the first's;
+/// --against KEY=VALUE (tokens, supervised, blocks, rank, targets, memory, recompute, weights, boundaries, kept-values,
+/// passes, skip, threads, precision) runs a second setting in turns and prints its time over the first's;
 /// --against-binary does so with another build. Weights lie in a file in the temporary folder, as those of a real
 /// model, and are gone at the end: 1.8 GB for smollm3-3b, 4.4 GB for qwen3-8b.
 ///
@@ -85,6 +85,9 @@ pub struct Arguments {
     /// How inputs of blocks are kept: auto, float32, bfloat16
     #[arg(long, value_name = "TYPE")]
     boundaries: Option<String>,
+    /// How gate and up of kept blocks are kept: auto, float32, int16
+    #[arg(long, value_name = "TYPE")]
+    kept_values: Option<String>,
     /// Visits of the example, from the second on without the blocks below the adapted ones, whose output was kept
     #[arg(long, value_name = "N")]
     passes: Option<String>,
@@ -131,6 +134,7 @@ impl Arguments {
             &self.recompute,
             &self.weights,
             &self.boundaries,
+            &self.kept_values,
             &self.passes,
             &self.skip,
             &self.threads,

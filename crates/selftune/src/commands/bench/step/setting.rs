@@ -1,7 +1,9 @@
 //! What one side of a comparison runs with. Every key is an option of `bench step` and a key of `--against KEY=VALUE`.
 
 use kernels::{Isa, OpsOptions, Precision};
-use model::{AdapterSpec, BoundaryType, MemoryChoice, ModelConfig, NecessaryWork, Projection, SAVINGS, WeightsPlace};
+use model::{
+    AdapterSpec, BoundaryType, KeptType, MemoryChoice, ModelConfig, NecessaryWork, Projection, SAVINGS, WeightsPlace,
+};
 
 use crate::units::parse_memory;
 use crate::workbench::THREADS_MAX;
@@ -24,6 +26,7 @@ pub struct Setting {
     pub recompute: Recompute,
     pub weights: Option<WeightsPlace>,
     pub boundaries: Option<BoundaryType>,
+    pub kept_values: Option<KeptType>,
     /// Visits of the example behind which the output of the blocks below the adapted ones is kept.
     pub passes: usize,
     pub skip: NecessaryWork,
@@ -46,7 +49,7 @@ pub enum Recompute {
 type Set = fn(&mut Setting, &str) -> Result<(), String>;
 
 /// Every key with what it takes. The one list of them.
-pub const KEYS: [(&str, &str, Set); 13] = [
+pub const KEYS: [(&str, &str, Set); 14] = [
     ("tokens", "2 to 1048576", |setting, text| number(text, 2..=TOKENS_MAX).map(|count| setting.tokens = count)),
     ("supervised", "1 to the tokens", |setting, text| {
         number(text, 1..=TOKENS_MAX).map(|count| setting.supervised = Some(count))
@@ -80,6 +83,11 @@ pub const KEYS: [(&str, &str, Set); 13] = [
         setting.boundaries = one_of(text, &[("auto", None), ("float32", float32), ("bfloat16", bfloat16)])?;
         Ok(())
     }),
+    ("kept-values", "auto, float32 or int16", |setting, text| {
+        let (float32, int16) = (Some(KeptType::Float32), Some(KeptType::Int16));
+        setting.kept_values = one_of(text, &[("auto", None), ("float32", float32), ("int16", int16)])?;
+        Ok(())
+    }),
     ("passes", "1 to 100", |setting, text| number(text, 1..=PASSES_MAX).map(|passes| setting.passes = passes)),
     ("skip", "on, off, or no-NAME,no-NAME of the savings in --help", |setting, text| {
         setting.skip = skip(text).ok_or(String::new())?;
@@ -106,6 +114,7 @@ impl Setting {
             recompute: Recompute::Auto,
             weights: None,
             boundaries: None,
+            kept_values: None,
             passes: 1,
             skip: NecessaryWork::default(),
             ops: OpsOptions { isa, ..OpsOptions::default() },
@@ -158,7 +167,9 @@ impl Setting {
             Recompute::Never => MemoryChoice::keep_everything(),
         };
         let weights = self.weights.unwrap_or(choice.weights);
-        Some(MemoryChoice { weights, boundaries: self.boundaries.unwrap_or(choice.boundaries), ..choice })
+        let boundaries = self.boundaries.unwrap_or(choice.boundaries);
+        let kept_values = self.kept_values.unwrap_or(choice.kept_values);
+        Some(MemoryChoice { weights, boundaries, kept_values, ..choice })
     }
 
     /// Which of the tokens are targets.
@@ -220,7 +231,7 @@ mod tests {
     #[test]
     fn every_key_reads_and_refuses() {
         let good = [
-            "64", "8", "6", "32", "q,v,down", "800MB", "per-block", "streamed", "bfloat16", "3", "no-logits", "2", "exact",
+            "64", "8", "6", "32", "q,v,down", "800MB", "per-block", "streamed", "bfloat16", "int16", "3", "no-logits", "2", "exact",
         ];
         for ((key, expected, _), good) in KEYS.iter().zip(good) {
             let mut setting = Setting::new(Isa::best());

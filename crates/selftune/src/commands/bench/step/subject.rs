@@ -159,6 +159,7 @@ pub fn plan(model: &Arc<Model>, setting: &Setting) -> Result<(AdapterSpec, Plann
         necessary_work: setting.skip,
         budget_bytes: setting.memory_bytes,
         boundaries: setting.boundaries,
+        kept_values: setting.kept_values,
         weights: setting.weights,
         memory: setting.memory_choice(),
         program: program_bytes(model, setting, &spec).into(),
