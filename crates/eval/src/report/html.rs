@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::charts::{IntervalRow, LineChart, Series, Stroke, interval_chart, line_chart, smoothed};
 use super::escape::{html as escaped, shortened};
 use super::{Cost, Fact, ReportInputs, TrainingCurves, samples};
-use crate::arms::ARMS;
+use crate::arms::{ARMS, Arm};
 use crate::evaluation::{ArmResult, Evaluation};
 use crate::metrics::{Better, Metric};
 use crate::table::estimate_text;
@@ -134,7 +134,7 @@ fn arms_chart(evaluation: &Evaluation, metric: &'static Metric) -> Option<String
                 below: String::new(),
                 estimate,
                 value: estimate.map_or("not measured".into(), |estimate| estimate_text(metric, estimate)),
-                colour: arm_colour(result),
+                colour: arm_colour(result.arm),
             }
         })
         .collect();
@@ -158,7 +158,7 @@ fn arms_table(evaluation: &Evaluation) -> String {
         .iter()
         .map(|result| {
             let cells: String = (0..result.metrics.len()).map(|index| arm_cell(evaluation, result, index)).collect();
-            let (colour, label) = (arm_colour(result), escaped(result.arm.label));
+            let (colour, label) = (arm_colour(result.arm), escaped(result.arm.label));
             format!(
                 "<tr><th scope=\"row\"><span class=\"key {colour}\"></span>{label}</th>{cells}<td>{}</td></tr>\n",
                 result.rows.len()
@@ -371,8 +371,8 @@ pub(crate) fn table(label: &str, heading: &str, rows: &str) -> String {
     )
 }
 
-/// Each arm has one colour on the whole page.
-fn arm_colour(result: &ArmResult) -> &'static str {
-    let place = ARMS.iter().position(|arm| arm == result.arm).unwrap_or(0);
+/// Each arm has one colour on all pages.
+pub(crate) fn arm_colour(arm: &Arm) -> &'static str {
+    let place = ARMS.iter().position(|known| known == arm).unwrap_or(0);
     ["c0", "c1", "c2", "c3", "c4"][place % 5]
 }

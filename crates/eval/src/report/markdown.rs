@@ -41,12 +41,9 @@ pub fn render_markdown(inputs: &ReportInputs) -> String {
     }
     if !inputs.costs.is_empty() {
         text.push_str("\n## Cost\n\n");
-        push_row(&mut text, &["", "Planned", "Measured"].map(String::from));
-        push_rule(&mut text, 3);
-        for cost in &inputs.costs {
-            let cell = |value: &Option<String>| value.as_deref().map_or("-".to_string(), escaped);
-            push_row(&mut text, &[escaped(&cost.name), cell(&cost.planned), cell(&cost.measured)]);
-        }
+        let cell = |value: &Option<String>| value.as_deref().map_or("-".to_string(), escaped);
+        let rows = inputs.costs.iter().map(|cost| vec![escaped(&cost.name), cell(&cost.planned), cell(&cost.measured)]);
+        push_table(&mut text, &["", "Planned", "Measured"].map(String::from), rows);
     }
     for (heading, facts) in [("Data", &inputs.data), ("Configuration", &inputs.configuration)] {
         if !facts.is_empty() {
@@ -71,16 +68,15 @@ fn push_arms(text: &mut String, evaluation: &Evaluation) {
     let mut heading = vec!["Arm".to_string()];
     heading.extend(first.metrics.iter().map(|result| result.metric.label.to_string()));
     heading.push("Queries".into());
-    push_row(text, &heading);
-    push_rule(text, heading.len());
-    for result in &evaluation.arms {
+    let rows = evaluation.arms.iter().map(|result| {
         let mut row = vec![result.arm.label.to_string()];
         row.extend(result.metrics.iter().map(|result| {
             result.estimate.map_or("-".into(), |estimate| escaped(&estimate_text(result.metric, estimate)))
         }));
         row.push(result.rows.len().to_string());
-        push_row(text, &row);
-    }
+        row
+    });
+    push_table(text, &heading, rows);
 }
 
 fn push_differences(text: &mut String, differences: &[Difference]) {
@@ -88,25 +84,21 @@ fn push_differences(text: &mut String, differences: &[Difference]) {
         return;
     }
     text.push_str("\n## Differences over the same queries\n\n");
-    push_row(text, &["Question", "Metric", "Difference", "95 % interval", "Answer"].map(String::from));
-    push_rule(text, 5);
-    for difference in differences {
+    let rows = differences.iter().map(|difference| {
         let digits = difference.metric.digits;
         let interval = difference
             .estimate
             .interval
             .map_or("-".into(), |interval| format!("{:+.digits$} to {:+.digits$}", interval.low, interval.high));
-        push_row(
-            text,
-            &[
-                difference.comparison.question.to_string(),
-                difference.metric.label.to_string(),
-                format!("{:+.digits$}", difference.estimate.value),
-                interval,
-                difference.outcome.answer().to_string(),
-            ],
-        );
-    }
+        vec![
+            difference.comparison.question.to_string(),
+            difference.metric.label.to_string(),
+            format!("{:+.digits$}", difference.estimate.value),
+            interval,
+            difference.outcome.answer().to_string(),
+        ]
+    });
+    push_table(text, &["Question", "Metric", "Difference", "95 % interval", "Answer"].map(String::from), rows);
 }
 
 fn push_samples(text: &mut String, evaluation: &Evaluation, count: usize) {
@@ -117,12 +109,10 @@ fn push_samples(text: &mut String, evaluation: &Evaluation, count: usize) {
     text.push_str("\n## Samples\n");
     for sample in &samples {
         let _ = write!(text, "\n{}\n\n", escaped(sample.id));
-        push_row(text, &["".into(), "Text".into()]);
-        push_rule(text, 2);
-        push_row(text, &["**The person**".into(), escaped(&shortened(sample.gold, ANSWER_CHARACTERS_MAX))]);
-        for (arm, prediction) in &sample.predictions {
-            push_row(text, &[arm.label.into(), escaped(&shortened(prediction, ANSWER_CHARACTERS_MAX))]);
-        }
+        let row = |who: &str, answer: &str| vec![who.into(), escaped(&shortened(answer, ANSWER_CHARACTERS_MAX))];
+        let answers = sample.predictions.iter().map(|(arm, prediction)| row(arm.label, prediction));
+        let rows = std::iter::once(row("**The person**", sample.gold)).chain(answers);
+        push_table(text, &["".into(), "Text".into()], rows);
     }
 }
 
@@ -135,10 +125,10 @@ fn push_line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-fn push_row(text: &mut String, cells: &[String]) {
-    push_line(text, &format!("| {} |", cells.join(" | ")));
-}
-
-fn push_rule(text: &mut String, columns: usize) {
-    push_line(text, &format!("|{}", " --- |".repeat(columns)));
+/// A table of cells that are safe already.
+pub(crate) fn push_table(text: &mut String, headings: &[String], rows: impl IntoIterator<Item = Vec<String>>) {
+    let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
+    push_line(text, &line(headings));
+    push_line(text, &format!("|{}", " --- |".repeat(headings.len())));
+    rows.into_iter().for_each(|row| push_line(text, &line(&row)));
 }

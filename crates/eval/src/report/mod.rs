@@ -7,7 +7,7 @@ pub(crate) mod charts;
 pub(crate) mod escape;
 pub(crate) mod html;
 mod json;
-mod markdown;
+pub(crate) mod markdown;
 mod samples;
 mod svg;
 

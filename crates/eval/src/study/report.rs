@@ -10,13 +10,13 @@ use serde_json::json;
 use self::account::{cost_part, data_part, failures_part};
 use super::definition::Study;
 use super::findings::{Findings, MetricFinding, Section, StudyDifference};
-use crate::arms::Arm;
 use crate::error::EvalError;
 use crate::evaluation::Estimate;
 use crate::metrics::{Better, Metric};
 use crate::report::charts::{IntervalRow, interval_chart};
 use crate::report::escape::{html, markdown};
-use crate::report::html::{figure, page, table};
+use crate::report::html::{arm_colour, figure, page, table};
+use crate::report::markdown::push_table;
 use crate::report::{Fact, ReportFiles, write_whole};
 use crate::table::estimate_text;
 
@@ -71,11 +71,9 @@ fn render_markdown(study: &Study, facts: &[Fact], findings: &Findings, parts: &[
         if part.rows.is_empty() {
             continue;
         }
-        text += &format!("\n| {} |\n|{}\n", part.headings.join(" | "), " --- |".repeat(part.headings.len()));
-        for row in &part.rows {
-            let cells: Vec<String> = row.iter().map(|cell| markdown(cell)).collect();
-            text += &format!("| {} |\n", cells.join(" | "));
-        }
+        text.push('\n');
+        let escaped = |row: &Vec<String>| row.iter().map(|cell| markdown(cell)).collect();
+        push_table(&mut text, &part.headings, part.rows.iter().map(escaped));
     }
     text
 }
@@ -245,11 +243,6 @@ fn arms_figure(section: &Section, metric: &MetricFinding) -> Option<String> {
 /// What a drawing shows, for whoever cannot see it.
 fn described(heading: &str, rows: &[IntervalRow]) -> String {
     rows.iter().fold(format!("{heading}."), |text, row| format!("{text} {}: {}.", row.label, row.value))
-}
-
-fn arm_colour(arm: &Arm) -> &'static str {
-    let place = crate::ARMS.iter().position(|known| known == arm).unwrap_or(0);
-    ["c0", "c1", "c2", "c3", "c4"][place % 5]
 }
 
 /// The layout of the paper's Table 8: what the person's own adapter adds, over queries and over people.
