@@ -21,7 +21,7 @@ mod training;
 mod units;
 mod workbench;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::ExitStatus;
 use std::process::ExitCode;
 
@@ -51,7 +51,8 @@ Exit codes: 0 done; 1 failed; 2 wrong usage, or an output that is there already;
 configuration is missing or cannot be used; 130 interrupted, with everything saved (also out of a hold).";
 
 fn main() -> ExitCode {
-    let command_line = CommandLine::parse();
+    let matches = flowing(CommandLine::command()).get_matches();
+    let command_line = CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let terminal = terminal::Terminal::new(&command_line.output);
     let outcome = command_line.command.run(&terminal);
     let outcome = outcome.and_then(|status| terminal.output_failure().map_or(Ok(status), Err));
@@ -69,4 +70,42 @@ fn main() -> ExitCode {
         ExitStatus::BadInput => 3,
         ExitStatus::Interrupted => 130,
     })
+}
+
+/// The command with help that fills the terminal: the lines of a doc comment are as long as those of its source.
+fn flowing(command: clap::Command) -> clap::Command {
+    let command = match command.get_long_about().map(|text| paragraphs(&text.to_string())) {
+        Some(text) => command.long_about(text),
+        None => command,
+    };
+    command.mut_subcommands(flowing)
+}
+
+/// Joins the lines of each paragraph. Indented lines are examples, which stay as they are.
+fn paragraphs(text: &str) -> String {
+    let mut joined = String::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        let is_text = !line.is_empty() && !line.starts_with(' ');
+        if !joined.is_empty() {
+            joined.push(if is_open && is_text { ' ' } else { '\n' });
+        }
+        joined.push_str(line);
+        is_open = is_text;
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_flow_and_examples_stay() {
+        let text = "One.\n\nLong lines\nof a paragraph, e.g.\n  first\n  second\n  third\n\nLast\none.";
+        assert_eq!(
+            paragraphs(text),
+            "One.\n\nLong lines of a paragraph, e.g.\n  first\n  second\n  third\n\nLast one."
+        );
+    }
 }

@@ -250,6 +250,8 @@ fn help_teaches() {
         (&["train", "--help"], &["--resume RUN", "--set targets=q,v"]),
         (&["bench", "kernels", "--help"], &["ceiling", "float64"]),
         (&["bench", "step", "--help"], &["--against blocks=18", "no-tiles"]),
+        // Lines end where those of the terminal do, not where the source's do.
+        (&["bench", "step", "--help"], &["in turns with only their\nproducts with frozen weights, so that both see"]),
         (&["--help"], &["Train an adapter on a history", "Exit codes"]),
     ] {
         let text = String::from_utf8(place.run(command).stdout).expect("UTF-8");
