@@ -361,26 +361,20 @@ fn what_is_named_when_nothing_fits_does_fit_and_a_little_more_does_not() {
     assert!(needed(&last(end - 1), 256) > needed(&whole, 256), "one block less can take more");
 }
 
-/// Planned peaks in bytes, resident and streamed, of rank 8 on q and v of all blocks at 1024 tokens.
-fn planned_peaks(config: serde_json::Value, budgets: [u64; 2]) -> [PlannedStep; 2] {
-    let config = ModelConfig::from_json(&config).expect("a valid configuration");
-    let blocks = config.blocks.len();
-    let model =
-        Arc::new(synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::Planned).expect("a model"));
+/// The fastest plan within `budget` bytes for rank 8 on q and v of all blocks, two threads.
+fn planned_peak(model: &Arc<Model>, tokens: usize, budget: u64, weights: Option<WeightsPlace>) -> PlannedStep {
+    let blocks = model.config().blocks.len();
     let spec = AdapterSpec { rank: 8, ..tiny::spec(&[Projection::Query, Projection::Value], 0..blocks) };
     // What a training process takes besides, as measured with the real tokenizer of SmolLM2.
     let program = ResidentBytes { anonymous_bytes: 60 << 20, mapped_bytes: 12 << 20 };
-    std::array::from_fn(|index| {
-        let budget = budgets[index];
-        let request = PlanRequest {
-            ops: OpsOptions { threads: 2, ..ops() },
-            budget_bytes: Some(budget),
-            weights: Some([WeightsPlace::Resident, WeightsPlace::Streamed][index]),
-            program: program.into(),
-            ..PlanRequest::new(&spec, 1024)
-        };
-        plan_step(&model, &request).expect("a plan within the budget")
-    })
+    let request = PlanRequest {
+        ops: OpsOptions { threads: 2, ..ops() },
+        budget_bytes: Some(budget),
+        weights,
+        program: program.into(),
+        ..PlanRequest::new(&spec, tokens)
+    };
+    plan_step(model, &request).expect("a plan within the budget")
 }
 
 #[test]
@@ -400,12 +394,24 @@ fn large_models_fit_the_memory_that_was_promised() {
     for (name, config, budgets) in
         [("SmolLM3-3B", smollm3, [2_300_000_000, 1_000_000_000]), ("Qwen3-8B", qwen3, [5_600_000_000, 1_600_000_000])]
     {
-        let [resident, streamed] = planned_peaks(config, budgets);
+        let config = ModelConfig::from_json(&config).expect("a valid configuration");
+        let model = synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::Planned).expect("a model");
+        let model = Arc::new(model);
+        let at_1024 = |budget, weights| planned_peak(&model, 1024, budget, Some(weights));
+        let resident = at_1024(budgets[0], WeightsPlace::Resident);
+        let streamed = at_1024(budgets[1], WeightsPlace::Streamed);
         for planned in [&resident, &streamed] {
             println!("{name}: {:.3} GB, {}", planned.peak.total() as f64 / 1e9, planned.options.memory);
             assert_eq!(planned.options.memory.checkpoint_blocks, 1, "{name}: no block runs more than twice");
         }
         assert_eq!(resident.options.memory.weights, WeightsPlace::Resident, "{name}");
         assert_eq!(streamed.options.memory.weights, WeightsPlace::Streamed, "{name}");
+        if name == "SmolLM3-3B" {
+            let short = planned_peak(&model, 512, 2_200_000_000, None);
+            println!("{name}, 512 tokens: {:.3} GB, {}", short.peak.total() as f64 / 1e9, short.options.memory);
+            let MemoryChoice { boundaries, blocks_kept, kept_values, .. } = short.options.memory;
+            assert_eq!((blocks_kept, kept_values), (36, KeptType::Int16), "nothing runs again");
+            assert_eq!(boundaries, BoundaryType::Float32);
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::Example;
-use model::{AdapterStack, AdapterWeights, BoundaryType, Model, ModelError, Projection, StepOptions, TrainingSession};
+use model::{
+    AdapterStack, AdapterWeights, BoundaryType, KeptType, Model, ModelError, Projection, StepOptions, TrainingSession,
+};
 use serde_json::Value;
 use train::{
     Control, MemoryLimit, RunEnd, RunFolder, SaveTotals, TrainConfig, TrainError, TrainEvent, TrainInputs, TrainOutcome,
@@ -136,6 +138,36 @@ fn stopped_after_every_update_a_run_ends_with_the_same_bytes() {
     };
     assert_eq!(timeless(last), timeless(outcome));
     assert_eq!(adapters(&path), expected);
+}
+
+#[test]
+fn a_run_goes_on_with_the_kept_values_that_it_began_with() {
+    let floats = Setup::new();
+    let (_parent, path, _) = floats.run_to_end();
+    let chosen = |path: &Path| RunFolder::open(path).unwrap().config().unwrap().unwrap();
+    assert_eq!(chosen(&path).kept_values, Some(KeptType::Float32), "where all fits");
+    let weights = |path: &Path| formats::adapter::read_peft(&path.join("adapter/last")).unwrap().matrices;
+    let in_floats = weights(&path);
+
+    let mut setup = Setup::new();
+    setup.config.kept_values = Some(KeptType::Int16);
+    let (_parent, path, _) = setup.run_to_end();
+    let expected = adapters(&path);
+    assert_ne!(weights(&path), in_floats);
+
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let mut stop = |event: &TrainEvent| match event {
+        TrainEvent::Step(step) if step.step == 5 => Control::Stop,
+        _ => Control::Continue,
+    };
+    assert_eq!(setup.run(&path, false, &mut stop).unwrap().end, RunEnd::Interrupted);
+    let error = floats.run(&path, true, &mut |_| Control::Continue).unwrap_err().to_string();
+    assert!(error.contains(r#"`kept_values` changed: "int16" in the saved run, "float32" now"#), "{error}");
+    // As the command does: the run folder's settings, within another limit.
+    setup.config = TrainConfig { memory: MemoryLimit(Some(8 << 30)), ..chosen(&path) };
+    setup.run(&path, true, &mut |_| Control::Continue).unwrap();
+    assert!(adapters(&path) == expected, "the adapter differs from that of the uninterrupted run");
 }
 
 /// Runs the last block's adapter with kept prefixes; `between` may touch the run folder when a session has stopped.

@@ -183,7 +183,9 @@ impl Setting {
         let what = |setting: &Setting| {
             (setting.tokens, setting.supervised, setting.blocks, setting.rank, setting.targets.clone())
         };
-        what(self) == what(other) && self.ops.precision == other.ops.precision
+        // Updates come between losses: what moves gradients moves all but the first.
+        let types = |setting: &Setting| (setting.ops.precision, setting.boundaries, setting.kept_values);
+        what(self) == what(other) && types(self) == types(other)
     }
 }
 
