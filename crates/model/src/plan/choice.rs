@@ -2,7 +2,8 @@
 
 use crate::error::ModelError;
 
-/// How a session trades memory for time. Results depend on `boundaries` and `kept_values` only.
+/// How a session trades memory for time. Results depend on `kept_values`, on `boundaries`, and, where those are bfloat16,
+/// on which blocks run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryChoice {
     /// The inputs of so many blocks share one kept input, from which those between are made again; 1 keeps each.

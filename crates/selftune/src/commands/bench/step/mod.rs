@@ -220,6 +220,8 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
         child::serve(|| subject.step(None).map(|measured| served(&measured)), |step| terminal.event(step))?;
         return Ok(ExitStatus::Done);
     }
+    let in_this_build = setting_against.as_ref().filter(|_| arguments.against_binary.is_none());
+    let plan_against = in_this_build.map(|against| subject::plan(&model, against)).transpose()?;
     let (subject, peak) = watch_memory(|| -> Result<Subject, Failure> {
         let mut subject = Subject::new(&model, &setting)?;
         subject.step(None)?;
@@ -227,13 +229,15 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     });
     let subject = subject?;
     let patience = PATIENCE_MIN.max(start.elapsed() * PATIENCE_FACTOR);
-    let mut other = match (&arguments.against_binary, &setting_against) {
-        (Some(program), setting_against) => {
+    let mut other = match (&arguments.against_binary, &setting_against, plan_against) {
+        (Some(program), setting_against, _) => {
             let setting = setting_against.as_ref().unwrap_or(&setting);
             Some(Other::Build(OtherBuild::start(program, &arguments.arguments_of_other_build(setting), patience)?))
         }
-        (None, Some(setting)) => Some(Other::Setting(Box::new(Subject::new(&model, setting)?))),
-        (None, None) => None,
+        (None, Some(setting), Some(planned)) => {
+            Some(Other::Setting(Box::new(Subject::with_plan(&model, setting, planned)?)))
+        }
+        _ => None,
     };
     if let Some(other) = &mut other {
         other.step()?;

@@ -70,7 +70,18 @@ pub struct Answer {
 impl Subject {
     pub fn new(model: &Arc<Model>, setting: &Setting) -> Result<Self, Failure> {
         let start = Instant::now();
-        let (spec, planned) = plan(model, setting)?;
+        let planned = plan(model, setting)?;
+        let subject = Self::with_plan(model, setting, planned)?;
+        Ok(Self { plan_s: start.elapsed().as_secs_f64(), ..subject })
+    }
+
+    /// A plan takes what the process has in memory for the program: one made beside another session is too small.
+    pub fn with_plan(
+        model: &Arc<Model>,
+        setting: &Setting,
+        (spec, planned): (AdapterSpec, PlannedStep),
+    ) -> Result<Self, Failure> {
+        let start = Instant::now();
         let supervised = setting.supervised.unwrap_or(setting.tokens);
         let shares = work_shares(model, &spec, &planned.options, setting.tokens, supervised)?;
         let adapter = adapter(model, setting)?;
