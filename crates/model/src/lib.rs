@@ -30,8 +30,8 @@ pub use config::{BlockConfig, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Generator, GeneratorOptions};
 pub use plan::{
-    BoundaryType, KeptType, MemoryChoice, MemoryPlan, PlanRequest, PlannedStep, ProgramBytes, ResidentBytes,
-    WeightsPlace, WorkShare, WorkShares, plan_step, work_shares,
+    BoundaryType, KeptBlocks, KeptType, MemoryChoice, MemoryPlan, PlanRequest, PlannedStep, ProgramBytes,
+    ResidentBytes, WeightsPlace, WorkShare, WorkShares, plan_step, work_shares,
 };
 pub use projection::Projection;
 pub use random::Random;

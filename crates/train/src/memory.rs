@@ -53,7 +53,9 @@ pub(crate) fn planned_step(
     let all = program.with(spec, model.config(), tokens_max);
     let save_buffer = SAVE_BYTES_PER_VALUE * spec.parameter_count(model.config()) as u64;
     let TrainConfig { boundaries, kept_values, .. } = *config;
-    let request = PlanRequest { frozen, ops, boundaries, kept_values, program, ..PlanRequest::new(spec, tokens_max) };
+    let kept_blocks = config.kept_blocks();
+    let new = PlanRequest::new(spec, tokens_max);
+    let request = PlanRequest { frozen, ops, boundaries, kept_values, kept_blocks, program, ..new };
     let within = |budget_bytes| plan_step(model, &PlanRequest { budget_bytes, ..request.clone() });
     let planned = match config.memory.0 {
         Some(bytes) => within(Some(bytes))?,

@@ -8,8 +8,8 @@ use data::Example;
 use device::Sensors;
 use formats::adapter::StackEntry;
 use model::{
-    AdapterSpec, AdapterStack, AdapterWeights, Model, ModelError, PlannedStep, ResidentBytes, StepOptions,
-    TrainingSession,
+    AdapterSpec, AdapterStack, AdapterWeights, BoundaryType, Model, ModelError, PlannedStep, ResidentBytes,
+    StepOptions, TrainingSession,
 };
 
 use crate::adapter_file::{AdapterNotes, Receipt, StartedFrom};
@@ -347,8 +347,11 @@ impl Prepared {
         let spec = config.adapter_spec(model.config())?;
         let (planned, program) =
             planned_step(model, &specs(on), &spec, &config, longest(examples, validation), program)?;
-        config.boundaries = Some(planned.options.memory.boundaries);
-        config.kept_values = Some(planned.options.memory.kept_values);
+        let memory = planned.options.memory;
+        (config.boundaries, config.kept_values) = (Some(memory.boundaries), Some(memory.kept_values));
+        if memory.boundaries == BoundaryType::Bfloat16 {
+            (config.blocks_kept, config.checkpoint_blocks) = (memory.blocks_kept, memory.checkpoint_blocks);
+        }
         let keeps = config.kept_prefix;
         let work = RunWork::count(model, &specs(on), &spec, planned.options, examples, validation, keeps)?;
         let mut plan = TrainPlan::count(examples, validation, &config, Trained::new(&spec, model.config()), &work);

@@ -170,6 +170,35 @@ fn a_run_goes_on_with_the_kept_values_that_it_began_with() {
     assert!(adapters(&path) == expected, "the adapter differs from that of the uninterrupted run");
 }
 
+/// With bfloat16 boundaries gradients depend on which blocks run again, so a run that goes on runs the same ones again.
+#[test]
+fn a_run_with_bfloat16_boundaries_goes_on_with_the_blocks_that_it_kept() {
+    let mut setup = Setup::new();
+    setup.config.boundaries = Some(BoundaryType::Bfloat16);
+    let (_parent, path, _) = setup.run_to_end();
+    let chosen = |path: &Path| RunFolder::open(path).unwrap().config().unwrap().unwrap();
+    assert!(chosen(&path).blocks_kept > 1, "all fits: {}", chosen(&path).blocks_kept);
+    let weights = |path: &Path| formats::adapter::read_peft(&path.join("adapter/last")).unwrap().matrices;
+    let all_kept = weights(&path);
+
+    setup.config.blocks_kept = 1;
+    let (_parent, path, _) = setup.run_to_end();
+    let expected = adapters(&path);
+    assert_ne!(weights(&path), all_kept);
+
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let mut stop = |event: &TrainEvent| match event {
+        TrainEvent::Step(step) if step.step == 5 => Control::Stop,
+        _ => Control::Continue,
+    };
+    assert_eq!(setup.run(&path, false, &mut stop).unwrap().end, RunEnd::Interrupted);
+    // More would fit.
+    setup.config = TrainConfig { memory: MemoryLimit(Some(8 << 30)), ..chosen(&path) };
+    setup.run(&path, true, &mut |_| Control::Continue).unwrap();
+    assert!(adapters(&path) == expected, "the adapter differs from that of the uninterrupted run");
+}
+
 /// Runs the last block's adapter with kept prefixes; `between` may touch the run folder when a session has stopped.
 fn with_kept_prefix(between: impl Fn(&Path)) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
     let mut setup = Setup::new();

@@ -229,6 +229,21 @@ fn usual(shape: (usize, usize), rows: usize, direction: Direction, seed: u64) ->
     Case::new(matrix, rows, direction, &mut random)
 }
 
+/// How rows and the common dimension are cut into parts depends on the number of threads, the bits do not.
+#[test]
+fn parts_larger_than_the_caches_of_the_threads_do_not_change_a_bit() {
+    for (shape, direction) in [((70, 2112), Direction::Forward), ((2112, 96), Direction::InputGrad)] {
+        let case = usual(shape, 560, direction, 29);
+        for precision in [Precision::A16, Precision::A8] {
+            let output = case.run(Isa::best(), 1, precision);
+            for threads in [2, 3] {
+                let what = format!("{} {} with {threads} threads", case.describe(), precision.name());
+                assert_same_bits(&output, &case.run(Isa::best(), threads, precision), &what);
+            }
+        }
+    }
+}
+
 #[test]
 fn row_blocks_and_threads_do_not_change_a_bit() {
     for direction in Direction::ALL {

@@ -38,6 +38,22 @@ pub enum KeptType {
     Int16,
 }
 
+/// How much of the blocks stays in memory, which with bfloat16 boundaries decides the bits of gradients: the fields of
+/// [`MemoryChoice`] of the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptBlocks {
+    pub checkpoint_blocks: usize,
+    pub blocks_kept: usize,
+}
+
+impl KeptBlocks {
+    /// The choice that keeps so much, all else as by default.
+    pub fn choice(self) -> MemoryChoice {
+        let Self { checkpoint_blocks, blocks_kept } = self;
+        MemoryChoice { checkpoint_blocks, blocks_kept, ..MemoryChoice::default() }
+    }
+}
+
 /// Where frozen weights are while a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightsPlace {

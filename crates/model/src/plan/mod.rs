@@ -8,7 +8,7 @@ use kernels::ops::Counters;
 
 use crate::step::StepPhases;
 
-pub use choice::{BoundaryType, KeptType, MemoryChoice, WeightsPlace};
+pub use choice::{BoundaryType, KeptBlocks, KeptType, MemoryChoice, WeightsPlace};
 pub(crate) use places::{Activations, FrozenPlaces, Itemized, StepPlaces, first_kept_block};
 
 pub use planner::{PlanRequest, PlannedStep, ProgramBytes, WorkShare, WorkShares, plan_step, work_shares};

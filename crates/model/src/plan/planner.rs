@@ -8,7 +8,9 @@ use std::sync::Arc;
 use kernels::ops::Counters;
 use kernels::{Ops, OpsOptions};
 
-use super::{BoundaryType, KeptType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace, first_kept_block};
+use super::{
+    BoundaryType, KeptBlocks, KeptType, MemoryChoice, MemoryPlan, ResidentBytes, WeightsPlace, first_kept_block,
+};
 use crate::adapter::AdapterSpec;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -33,6 +35,9 @@ pub struct PlanRequest<'a> {
     pub boundaries: Option<BoundaryType>,
     /// The same of what gate and up are kept as.
     pub kept_values: Option<KeptType>,
+    /// Only plans that keep so much of the blocks. A run that goes on with bfloat16 boundaries must not change it either,
+    /// so what another process would need more (`program.varies`) is granted beyond the budget.
+    pub kept_blocks: Option<KeptBlocks>,
     /// Only plans with the weights there; streaming needs mapped ones.
     pub weights: Option<WeightsPlace>,
     /// Only this choice, if it fits, instead of the fastest one.
@@ -81,6 +86,7 @@ impl<'a> PlanRequest<'a> {
             budget_bytes: None,
             boundaries: None,
             kept_values: None,
+            kept_blocks: None,
             weights: None,
             memory: None,
             program: ProgramBytes::default(),
@@ -270,7 +276,8 @@ impl<'a> Planner<'a> {
     }
 
     fn fits(&self, planned: &PlannedStep) -> bool {
-        self.request.budget_bytes.is_none_or(|budget| planned.peak.total() <= budget)
+        let granted = if self.request.kept_blocks.is_some() { self.request.program.varies } else { 0 };
+        self.request.budget_bytes.is_none_or(|budget| planned.peak.total() <= budget.saturating_add(granted))
     }
 
     /// Weights may be streamed only from a file.
@@ -286,17 +293,19 @@ impl<'a> Planner<'a> {
     fn kept_types(&self) -> Vec<KeptType> {
         self.request.kept_values.map_or(vec![KeptType::Float32, KeptType::Int16], |kept_values| vec![kept_values])
     }
-    /// Every place of weights, boundaries and kept values that the request leaves open, with each block run again.
+    /// Every place of weights, boundaries and kept values that the request leaves open, with each block run again unless it
+    /// says what is kept.
     fn bases(&self) -> Vec<MemoryChoice> {
         let boundary_types = match self.request.boundaries {
             Some(boundaries) => vec![boundaries],
             None => vec![BoundaryType::Float32, BoundaryType::Bfloat16],
         };
+        let kept_blocks = self.request.kept_blocks.map_or(MemoryChoice::default(), KeptBlocks::choice);
         let mut bases = Vec::new();
         for &weights in self.weight_places() {
             for &boundaries in &boundary_types {
                 for kept_values in self.kept_types() {
-                    bases.push(MemoryChoice { weights, boundaries, kept_values, ..MemoryChoice::default() });
+                    bases.push(MemoryChoice { weights, boundaries, kept_values, ..kept_blocks });
                 }
             }
         }
@@ -322,6 +331,9 @@ impl<'a> Planner<'a> {
 
     /// Choices with the types and the weights' place of `base` that are worth a look: each fits, or nothing of its kind does.
     fn candidates(&self, base: MemoryChoice) -> Result<Vec<MemoryChoice>, ModelError> {
+        if self.request.kept_blocks.is_some() {
+            return Ok(vec![base]);
+        }
         let mut candidates = vec![base];
         if !self.fits(&self.plan(base)?) {
             candidates.extend(self.group_sizes().map(|checkpoint_blocks| MemoryChoice { checkpoint_blocks, ..base }));
@@ -383,7 +395,8 @@ impl<'a> Planner<'a> {
         // No block but the last is kept: the type of kept values changes nothing.
         let kept_type = self.kept_types()[0];
         for base in self.bases().into_iter().filter(|base| base.kept_values == kept_type) {
-            for checkpoint_blocks in std::iter::once(1).chain(self.group_sizes()) {
+            let group_sizes = self.group_sizes().filter(|_| self.request.kept_blocks.is_none());
+            for checkpoint_blocks in std::iter::once(base.checkpoint_blocks).chain(group_sizes) {
                 let planned = self.plan(MemoryChoice { checkpoint_blocks, ..base })?;
                 if smallest.as_ref().is_none_or(|smallest| planned.peak.total() < smallest.peak.total()) {
                     smallest = Some(planned);

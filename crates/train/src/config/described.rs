@@ -3,7 +3,7 @@
 use super::TrainConfig;
 
 /// Every key in its order, with its unit and what it may be.
-pub const SETTINGS: [(&str, &str); 47] = [
+pub const SETTINGS: [(&str, &str); 49] = [
     ("stage", "user: one person's records; task: many people's"),
     ("rank", "inner dimension of the adapter's matrices"),
     ("lora_alpha", "the adapter's product is multiplied by lora_alpha / rank"),
@@ -42,6 +42,8 @@ pub const SETTINGS: [(&str, &str); 47] = [
         "kept_values",
         "gate and up of kept blocks: float32, int16, or auto: int16 only where that saves running blocks again",
     ),
+    ("blocks_kept", "last blocks that keep all values and do not run again; 0: as many as memory allows"),
+    ("checkpoint_blocks", "blocks that share one kept input; 0: as memory allows"),
     ("kept_prefix", "keep on disk, until the run ends, what blocks below the adapted ones made of examples"),
     ("threads", "0: the physical cores"),
     ("save_every_steps", "updates; 0: save_every_seconds decides"),

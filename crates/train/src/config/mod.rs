@@ -11,7 +11,7 @@ mod validate;
 
 use data::Supervise;
 use kernels::Precision;
-use model::{AdapterSpec, BoundaryType, KeptType, ModelConfig, Projection};
+use model::{AdapterSpec, BoundaryType, KeptBlocks, KeptType, ModelConfig, Projection};
 use serde::{Deserialize, Serialize};
 
 pub use described::SETTINGS;
@@ -111,6 +111,12 @@ pub struct TrainConfig {
     /// blocks can be kept that way. Kept by a run folder too.
     #[serde(with = "names::kept_values", default = "float32_kept")]
     pub kept_values: Option<KeptType>,
+    /// With bfloat16 boundaries gradients depend a little on which blocks run again: a run folder keeps how many of the
+    /// last blocks keep all values, and how many share a kept input. 0: as memory allows.
+    #[serde(default)]
+    pub blocks_kept: usize,
+    #[serde(default)]
+    pub checkpoint_blocks: usize,
     /// With adapters on the last blocks only, keep what the blocks below made of each example on the disk of the run
     /// folder, for the next pass. Changes no result.
     pub kept_prefix: bool,
@@ -246,6 +252,15 @@ impl TrainConfig {
             0 => self.passes * examples.div_ceil(self.accumulation) as u64,
             steps => steps,
         }
+    }
+}
+
+impl TrainConfig {
+    /// What is kept of the blocks, where that is decided.
+    pub(crate) fn kept_blocks(&self) -> Option<KeptBlocks> {
+        let Self { blocks_kept, checkpoint_blocks, .. } = *self;
+        let decided = blocks_kept > 0 || checkpoint_blocks > 0;
+        decided.then(|| KeptBlocks { blocks_kept: blocks_kept.max(1), checkpoint_blocks: checkpoint_blocks.max(1) })
     }
 }
 

@@ -58,6 +58,8 @@ fn default() -> TrainConfig {
         memory: MemoryLimit(None),
         boundaries: None,
         kept_values: None,
+        blocks_kept: 0,
+        checkpoint_blocks: 0,
         kept_prefix: true,
         threads: 0,
         save_every_steps: 0,

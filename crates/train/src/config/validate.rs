@@ -81,6 +81,8 @@ impl TrainConfig {
         count("evaluate_every", self.evaluate_every, 0..=COUNT_MAX)?;
         count("early_stop_patience", self.early_stop_patience, 0..=COUNT_MAX)?;
 
+        count("blocks_kept", self.blocks_kept as u64, 0..=1024)?;
+        count("checkpoint_blocks", self.checkpoint_blocks as u64, 0..=1024)?;
         count("threads", self.threads as u64, 0..=1024)?;
         count("save_every_steps", self.save_every_steps, 0..=COUNT_MAX)?;
         count("save_bytes_per_hour", self.save_bytes_per_hour, 0..=COUNT_MAX)?;
