@@ -14,7 +14,6 @@ use crate::ops::{Carver, Ops, scratch_size};
 use crate::place::Place;
 use crate::simd::product::{Product, TILE_ROWS};
 use crate::simd::{self, Kernel, LANES, Simd, add_rows, exp_up_to_88, pack_rows, transpose_into};
-use std::sync::atomic::AtomicU32;
 
 /// Rows of a pair at least (if there are so many). More of them share the packed keys; their scores must stay in the
 /// second-level cache.
@@ -407,12 +406,16 @@ impl Kernel for DoutOut {
 /// Queries of a task that makes row sums.
 const SUM_QUERIES: usize = 16;
 
+/// Keys that some query may see.
+fn key_count(positions: &[u32]) -> usize {
+    positions.last().map_or(0, |last| *last as usize + 1)
+}
+
 /// The blocks of a backward.
 fn turns_shape(shape: &AttentionShape, positions: &[u32]) -> TurnsShape {
-    let key_count = positions.last().map_or(0, |last| *last as usize + 1);
     TurnsShape {
         heads: shape.kv_heads,
-        key_blocks: key_count.div_ceil(BLOCK_KEYS),
+        key_blocks: key_count(positions).div_ceil(BLOCK_KEYS),
         query_blocks: positions.len().div_ceil(block_queries(shape)),
     }
 }
@@ -421,7 +424,7 @@ fn turns_shape(shape: &AttentionShape, positions: &[u32]) -> TurnsShape {
 pub(super) fn scratch_bytes(shape: &AttentionShape, positions: &[u32], threads: usize) -> usize {
     let rows = positions.len().min(block_queries(shape)) * shape.group();
     scratch_size::<f32>(positions.len() * shape.heads)
-        + scratch_size::<AtomicU32>(turns_shape(shape, positions).counters())
+        + scratch_size::<u32>(turns_shape(shape, positions).counters())
         + Scratch::byte_len(shape, rows) * threads
 }
 
@@ -449,7 +452,7 @@ pub(super) fn run(ops: &mut Ops, shape: &AttentionShape, positions: &[u32], tens
     });
     let query_block = block_queries(shape);
     let block_rows = queries.min(query_block) * shape.group();
-    let key_count = positions.last().map_or(0, |last| *last as usize + 1);
+    let key_count = key_count(positions);
     let window = shape.window.unwrap_or(usize::MAX);
     let block_positions =
         |block: usize| &positions[block * query_block..queries.min(block * query_block + query_block)];

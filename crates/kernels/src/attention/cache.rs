@@ -14,7 +14,7 @@ use super::tile::TILE_KEYS;
 use crate::arena::{ALIGNMENT_BYTES, ArenaPlan, Tensor};
 use crate::ops::{Ops, Work};
 use crate::place::{Place, assert_same_shape};
-use crate::simd::{Element, Simd};
+use crate::simd::{Element, Simd, TINY};
 
 /// Positions of a page.
 pub const PAGE_POSITIONS: usize = TILE_KEYS;
@@ -283,8 +283,6 @@ impl Stored for i8 {
     const SCALED: bool = true;
     #[inline(always)]
     unsafe fn store(x: &[f32], to: *mut i8, step: usize) -> f32 {
-        // Below this the inverse could overflow: such values count as zeros.
-        const TINY: f32 = 1e-30;
         let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
         let finite = x.iter().all(|x| x.is_finite());
         let inverse = if finite && largest >= TINY { 127.0 / largest } else { 0.0 };

@@ -13,7 +13,7 @@ use crate::elementwise::pointwise::Pointwise;
 use crate::ops::{Ops, Work};
 use crate::place::Place;
 use crate::simd::integer::{self, IntegerKernel, IntegerSimd};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, TINY};
 
 /// Columns of a row that share a scale.
 pub(super) const GROUP: usize = 64;
@@ -23,8 +23,6 @@ const VECTORS: usize = GROUP / LANES;
 const WORDS: usize = GROUP / 2;
 /// The integer of a group's largest magnitude, as for the activations of products. Room to 32767 for its rounding.
 const INTEGER_MAX: f32 = 32639.0;
-/// Groups whose largest magnitude is below this count as zero: the inverse of the scale could overflow.
-const TINY: f32 = 1e-30;
 /// Values of a task at least: long enough to hide the cost of handing it out.
 const TASK_VALUES: usize = 8192;
 

@@ -10,16 +10,14 @@
 
 use super::layout::TILE;
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, TINY};
 
 /// Rows of a register tile on the widest instruction set: 6 x 4 accumulators and 5 operands fill 32 registers.
 pub(super) const ROWS: usize = 6;
-/// Tiles of a forward panel: 4 i16 panels of 8 KiB leave a third of a 48 KiB first-level cache to the rest.
+/// Tiles of a forward panel: 3 i16 panels of 8 KiB leave half of a 48 KiB first-level cache to the rest.
 pub(super) const PANEL_TILES: usize = 3;
 /// Groups whose scales are found together: enough independent sixteens to hide the latency of each.
 const TOGETHER: usize = 4 * LANES;
-/// Groups whose largest magnitude is below this count as zero: the inverse of the scale could overflow.
-const TINY: f32 = 1e-30;
 /// Magnitudes from here on count as infinite: sums of products with their integers could become it.
 const HUGE: f32 = 1e35;
 

@@ -24,7 +24,7 @@ const FETCHING_PANELS: usize = 4;
 /// Steps of the inner loops that follow each other without a branch: every group has a multiple of it. The exit of a loop
 /// that is left often is a jump that the processor may guess wrong.
 pub(super) const UNROLLED: usize = 4;
-/// Bytes of panel memory: four i16 panels, or two f32 panels.
+/// Bytes of panel memory: the i16 panels of all tiles, or an f32 panel.
 const PANEL_BYTES: usize = PANEL_TILES * PANEL_I16;
 const _: () = assert!(PANEL_BYTES >= EXACT_TILES * PANEL_F32);
 /// Tiles of an f32 panel.

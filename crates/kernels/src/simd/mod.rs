@@ -41,6 +41,9 @@ pub(crate) use exp::{exp, exp_up_to_88};
 pub(crate) use rows::{add_rows, pack_rows};
 pub(crate) use transpose::transpose_into;
 
+/// Groups of numbers whose largest magnitude is below this become integers of zero: the inverse of their scale could overflow.
+pub(crate) const TINY: f32 = 1e-30;
+
 /// Lanes of every vector.
 pub(crate) const LANES: usize = 16;
 
