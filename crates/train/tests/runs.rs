@@ -66,6 +66,18 @@ impl Setup {
         let outcome = self.run(&path, false, &mut |_| Control::Continue).unwrap();
         (parent, path, outcome)
     }
+
+    /// A run that was stopped after five updates.
+    fn run_interrupted(&self) -> (tempfile::TempDir, PathBuf) {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        let mut stop = |event: &TrainEvent| match event {
+            TrainEvent::Step(step) if step.step == 5 => Control::Stop,
+            _ => Control::Continue,
+        };
+        assert_eq!(self.run(&path, false, &mut stop).unwrap().end, RunEnd::Interrupted);
+        (parent, path)
+    }
 }
 
 /// All files of both adapters.
@@ -155,13 +167,7 @@ fn a_run_goes_on_with_the_kept_values_that_it_began_with() {
     let expected = adapters(&path);
     assert_ne!(weights(&path), in_floats);
 
-    let parent = tempfile::tempdir().unwrap();
-    let path = parent.path().join("run");
-    let mut stop = |event: &TrainEvent| match event {
-        TrainEvent::Step(step) if step.step == 5 => Control::Stop,
-        _ => Control::Continue,
-    };
-    assert_eq!(setup.run(&path, false, &mut stop).unwrap().end, RunEnd::Interrupted);
+    let (_parent, path) = setup.run_interrupted();
     let error = floats.run(&path, true, &mut |_| Control::Continue).unwrap_err().to_string();
     assert!(error.contains(r#"`kept_values` changed: "int16" in the saved run, "float32" now"#), "{error}");
     // As the command does: the run folder's settings, within another limit.
@@ -186,13 +192,7 @@ fn a_run_with_bfloat16_boundaries_goes_on_with_the_blocks_that_it_kept() {
     let expected = adapters(&path);
     assert_ne!(weights(&path), all_kept);
 
-    let parent = tempfile::tempdir().unwrap();
-    let path = parent.path().join("run");
-    let mut stop = |event: &TrainEvent| match event {
-        TrainEvent::Step(step) if step.step == 5 => Control::Stop,
-        _ => Control::Continue,
-    };
-    assert_eq!(setup.run(&path, false, &mut stop).unwrap().end, RunEnd::Interrupted);
+    let (_parent, path) = setup.run_interrupted();
     // More would fit.
     setup.config = TrainConfig { memory: MemoryLimit(Some(8 << 30)), ..chosen(&path) };
     setup.run(&path, true, &mut |_| Control::Continue).unwrap();

@@ -111,10 +111,11 @@ pub struct TrainConfig {
     /// blocks can be kept that way. Kept by a run folder too.
     #[serde(with = "names::kept_values", default = "float32_kept")]
     pub kept_values: Option<KeptType>,
-    /// With bfloat16 boundaries gradients depend a little on which blocks run again: a run folder keeps how many of the
-    /// last blocks keep all values, and how many share a kept input. 0: as memory allows.
+    /// How many of the last blocks keep all values and do not run again; 0: as memory allows. With bfloat16 boundaries
+    /// gradients depend a little on it, so a run folder keeps what was chosen.
     #[serde(default)]
     pub blocks_kept: usize,
+    /// How many blocks share one kept input; 0: as memory allows. Kept by a run folder as `blocks_kept` is.
     #[serde(default)]
     pub checkpoint_blocks: usize,
     /// With adapters on the last blocks only, keep what the blocks below made of each example on the disk of the run
@@ -197,6 +198,13 @@ impl TrainConfig {
         map
     }
 
+    /// What is kept of the blocks, where that is decided.
+    pub(crate) fn kept_blocks(&self) -> Option<KeptBlocks> {
+        let Self { blocks_kept, checkpoint_blocks, .. } = *self;
+        let decided = blocks_kept > 0 || checkpoint_blocks > 0;
+        decided.then(|| KeptBlocks { blocks_kept: blocks_kept.max(1), checkpoint_blocks: checkpoint_blocks.max(1) })
+    }
+
     /// When this configuration lets training run.
     pub fn limits(&self) -> Limits {
         let limit = |value: f64| (value > 0.0).then_some(value);
@@ -252,15 +260,6 @@ impl TrainConfig {
             0 => self.passes * examples.div_ceil(self.accumulation) as u64,
             steps => steps,
         }
-    }
-}
-
-impl TrainConfig {
-    /// What is kept of the blocks, where that is decided.
-    pub(crate) fn kept_blocks(&self) -> Option<KeptBlocks> {
-        let Self { blocks_kept, checkpoint_blocks, .. } = *self;
-        let decided = blocks_kept > 0 || checkpoint_blocks > 0;
-        decided.then(|| KeptBlocks { blocks_kept: blocks_kept.max(1), checkpoint_blocks: checkpoint_blocks.max(1) })
     }
 }
 
