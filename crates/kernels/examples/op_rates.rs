@@ -128,19 +128,26 @@ fn attention(tokens: usize, heads: usize, kv_heads: usize, head_dim: usize) {
     });
 }
 
-fn lora(tokens: usize, k: usize, n: usize, rank: usize, rate: f32) {
+/// The adapters of one input: `outputs` are their columns of y.
+fn lora(tokens: usize, k: usize, outputs: &[usize], rank: usize, rate: f32) {
     let dropout = Dropout { rate, seed: 7 };
-    let name = format!("lora T {tokens} K {k} N {n} r {rank} dropout {rate}");
-    let macs = (tokens * rank * (k + n)) as f64;
-    let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n)];
-    measure(&format!("{name} forward"), "GMAC/s", &shapes, macs, |ops, t| {
-        let (a, b, scale, hidden, y) = (t[1], t[2], 1e-3, t[3], t[4]);
-        ops.lora_forward(t[0], &[Some(LoraForward { a, b, scale, dropout, hidden, y })]);
+    let name = format!("lora T {tokens} K {k} N {outputs:?} r {rank} dropout {rate}");
+    let macs: usize = outputs.iter().map(|n| tokens * rank * (k + n)).sum();
+    // x and dx, then a, b, hidden, y (or dy), da, db of each.
+    let mut shapes = vec![(tokens, k); 2];
+    for n in outputs {
+        shapes.extend([(rank, k), (*n, rank), (tokens, rank), (tokens, *n), (rank, k), (*n, rank)]);
+    }
+    measure(&format!("{name} forward"), "GMAC/s", &shapes, macs as f64, |ops, t| {
+        let part = |t: &[Tensor]| Some(LoraForward { a: t[0], b: t[1], scale: 1e-3, dropout, hidden: t[2], y: t[3] });
+        ops.lora_forward(t[0], &t[2..].chunks(6).map(part).collect::<Vec<_>>());
     });
-    let shapes = [(tokens, k), (rank, k), (n, rank), (tokens, rank), (tokens, n), (rank, k), (n, rank), (tokens, k)];
-    measure(&format!("{name} backward"), "GMAC/s", &shapes, 2.0 * macs, |ops, t| {
-        let (a, b, scale, hidden, dy, da, db) = (t[1], t[2], 1e-3, t[3], t[4], t[5], t[6]);
-        ops.lora_backward(t[0], &[Some(LoraBackward { a, b, scale, dropout, hidden, dy, da, db })], Some(t[7]));
+    measure(&format!("{name} backward"), "GMAC/s", &shapes, 2.0 * macs as f64, |ops, t| {
+        let part = |t: &[Tensor]| {
+            let (a, b, scale, hidden, dy, da, db) = (t[0], t[1], 1e-3, t[2], t[3], t[4], t[5]);
+            Some(LoraBackward { a, b, scale, dropout, hidden, dy, da, db })
+        };
+        ops.lora_backward(t[0], &t[2..].chunks(6).map(part).collect::<Vec<_>>(), Some(t[1]));
     });
 }
 
@@ -183,12 +190,16 @@ fn main() {
     attention(512, 8, 8, 64);
     attention(512, 4, 1, 256);
     for rank in [8, 16, 32, 64] {
-        lora(512, 576, 576, rank, 0.0);
-        lora(512, 2048, 2048, rank, 0.0);
+        lora(512, 576, &[576], rank, 0.0);
+        lora(512, 2048, &[2048], rank, 0.0);
     }
-    lora(512, 2048, 2048, 8, 0.05);
-    lora(512, 2048, 11008, 8, 0.0);
-    lora(1, 2048, 2048, 8, 0.0);
+    // q, k and v, gate and up, down of the 135M shape.
+    lora(512, 576, &[576, 192, 192], 8, 0.0);
+    lora(512, 576, &[1536, 1536], 8, 0.0);
+    lora(512, 1536, &[576], 8, 0.0);
+    lora(512, 2048, &[2048], 8, 0.05);
+    lora(512, 2048, &[11008], 8, 0.0);
+    lora(1, 2048, &[2048], 8, 0.0);
     head(100, 49152, 576);
     head(250, 32768, 2048);
     let wide = (512, 2048);

@@ -1,5 +1,6 @@
 //! The low-rank adapter of a frozen product (Hu et al., "LoRA"): `y += scale * (drop(x) a^T) b^T`.
 
+mod backward;
 mod dropout;
 #[cfg(test)]
 mod reference;
@@ -105,7 +106,7 @@ impl Ops {
             let gradients = Some((da, db));
             adapters[index] = Some(run::Adapter { x, a, b, scale, dropout, hidden, y: dy, gradients });
         }
-        self.run_lora(adapters, macs, |ops, adapters| run::backward(ops, adapters, dx));
+        self.run_lora(adapters, macs, |ops, adapters| backward::backward(ops, adapters, dx));
     }
 
     /// The input gradient through an adapter that does not learn: `dx += scale * (dy b) a`, for a [r, K], b [N, r],
@@ -122,7 +123,7 @@ impl Ops {
         let adapter = run::Adapter { x: dx, a, b, scale, dropout, hidden: a, y: dy, gradients: None };
         let mut adapters = [None; run::TOGETHER_MAX];
         adapters[0] = Some(adapter);
-        self.run_lora(adapters, macs, |ops, adapters| run::backward(ops, adapters, Some(dx)));
+        self.run_lora(adapters, macs, |ops, adapters| backward::backward(ops, adapters, Some(dx)));
     }
 
     fn run_lora(

@@ -1,10 +1,9 @@
 //! Blocking and kernels of the adapter products.
 //!
-//! Each output element belongs to one task: hidden rows, y and dx to blocks of tokens, da and db to strips of
-//! columns. The common dimension is walked in fixed pieces, so no sum depends on the number of threads.
+//! Each output element belongs to one task: hidden rows, y and dx to blocks of tokens. The common dimension is walked
+//! in fixed pieces, so no sum depends on the number of threads.
 
-use std::ops::Range;
-
+use super::backward::Parts;
 use super::dropout::{Dropout, Mask};
 use crate::arena::Tensor;
 use crate::isa::Isa;
@@ -13,30 +12,28 @@ use crate::place::Place;
 use crate::simd::product::{DotProduct, Product, TILE_ROWS};
 use crate::simd::{self, Kernel, LANES, Simd, add_rows, pack_rows, transpose_into};
 
-/// Tokens in a task.
-const BLOCK_TOKENS: usize = 4 * TILE_ROWS;
+/// Tokens in a task of the forward, and the most at a time in the backward: their rows of x and of one y stay in the
+/// second-level cache.
+pub(super) const BLOCK_TOKENS: usize = 32;
 /// Columns of x (or dy) in a piece of a row product: six rows of it and four of the adapter stay in the
 /// first-level cache.
 const PIECE_COLUMNS: usize = 1024;
 /// Columns of y (or dx) that are computed aside when they cannot be added to directly.
-const PART_COLUMNS: usize = 512;
-/// Columns in a strip of da or db, and tokens in a piece of its sums.
-const STRIP_COLUMNS: usize = 128;
-const STRIP_TOKENS: usize = 64;
+pub(super) const PART_COLUMNS: usize = 512;
 
 /// The scratch of one worker.
 #[derive(Clone, Copy)]
-struct Scratch {
+pub(super) struct Scratch {
     /// [TILE_ROWS, PIECE_COLUMNS], x under the dropout mask
     masked: *mut f32,
-    /// [BLOCK_TOKENS, PART_COLUMNS], a part of y or dx
-    part: *mut f32,
-    /// [STRIP_TOKENS, STRIP_COLUMNS], a piece of x or dy
-    strip: *mut f32,
-    /// [rank, STRIP_COLUMNS], sums of a strip
-    sums: *mut f32,
-    /// [STRIP_COLUMNS, padded rank]
-    sums_transposed: *mut f32,
+    /// [BLOCK_TOKENS, PART_COLUMNS], a part of y or dx, or of x under the mask
+    pub part: *mut f32,
+    /// [BLOCK_TOKENS, rank]
+    pub dhidden: *mut f32,
+    /// [rank, PART_COLUMNS], a part of da or db
+    pub sums: *mut f32,
+    /// [PART_COLUMNS, padded rank]
+    pub sums_transposed: *mut f32,
 }
 
 impl Scratch {
@@ -44,9 +41,9 @@ impl Scratch {
         [
             TILE_ROWS * PIECE_COLUMNS,
             BLOCK_TOKENS * PART_COLUMNS,
-            STRIP_TOKENS * STRIP_COLUMNS,
-            rank * STRIP_COLUMNS,
-            STRIP_COLUMNS * rank.next_multiple_of(LANES),
+            BLOCK_TOKENS * rank,
+            rank * PART_COLUMNS,
+            PART_COLUMNS * rank.next_multiple_of(LANES),
         ]
     }
     fn byte_len(rank: usize) -> usize {
@@ -54,8 +51,8 @@ impl Scratch {
     }
     fn carve(rank: usize, start: *mut u8) -> Self {
         let mut carver = Carver::new(start);
-        let [masked, part, strip, sums, sums_transposed] = Self::lengths(rank).map(|len| carver.take::<f32>(len));
-        Self { masked, part, strip, sums, sums_transposed }
+        let [masked, part, dhidden, sums, sums_transposed] = Self::lengths(rank).map(|len| carver.take::<f32>(len));
+        Self { masked, part, dhidden, sums, sums_transposed }
     }
 }
 
@@ -86,20 +83,20 @@ impl Kernel for TransposeColumns {
 }
 
 /// `hidden [m, rank] = mask(x) weights^T` for a block of `m` tokens.
-struct Reduce {
-    x: *const f32,
-    columns: usize,
-    m: usize,
+pub(super) struct Reduce {
+    pub x: *const f32,
+    pub columns: usize,
+    pub m: usize,
     /// Index of x's first element in the mask.
-    first_index: usize,
-    mask: Option<Mask>,
+    pub first_index: usize,
+    pub mask: Option<Mask>,
     /// [rank, columns], rows `weights_row` apart
-    weights: *const f32,
-    weights_row: usize,
-    rank: usize,
+    pub weights: *const f32,
+    pub weights_row: usize,
+    pub rank: usize,
     /// Rows of `rank`.
-    hidden: *mut f32,
-    scratch: Scratch,
+    pub hidden: *mut f32,
+    pub scratch: Scratch,
 }
 
 impl Kernel for Reduce {
@@ -140,22 +137,22 @@ impl Kernel for Reduce {
 }
 
 /// `to [m, columns] += mask * (hidden weights)` for a block of `m` tokens.
-struct Expand {
+pub(super) struct Expand {
     /// Rows of `rank`.
-    hidden: *const f32,
-    m: usize,
-    rank: usize,
+    pub hidden: *const f32,
+    pub m: usize,
+    pub rank: usize,
     /// [rank, columns], rows `weights_row` apart
-    weights: *const f32,
-    weights_row: usize,
+    pub weights: *const f32,
+    pub weights_row: usize,
     /// The last `columns % 16` columns of the weights, padded to 16; rows `tail_row` apart
-    tail: *const f32,
-    tail_row: usize,
-    to: *mut f32,
-    columns: usize,
-    first_index: usize,
-    mask: Option<Mask>,
-    scratch: Scratch,
+    pub tail: *const f32,
+    pub tail_row: usize,
+    pub to: *mut f32,
+    pub columns: usize,
+    pub first_index: usize,
+    pub mask: Option<Mask>,
+    pub scratch: Scratch,
 }
 
 impl Kernel for Expand {
@@ -207,70 +204,6 @@ impl Expand {
     }
 }
 
-/// `sums [rank, count] = hidden^T mask(x)` over some tokens, for `count` columns of x from `first`; then added to
-/// rows of `to` (da) or, transposed, to rows of `rank` (db).
-struct Strip {
-    x: *const f32,
-    columns: usize,
-    first: usize,
-    count: usize,
-    tokens: Range<usize>,
-    mask: Option<Mask>,
-    /// [T, rank]
-    hidden: *const f32,
-    rank: usize,
-    to: *mut f32,
-    transposed: bool,
-    factor: f32,
-    scratch: Scratch,
-}
-
-impl Kernel for Strip {
-    type Output = ();
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let (scratch, rank, count) = (self.scratch, self.rank, self.count);
-        let padded = count.next_multiple_of(LANES);
-        // SAFETY: tokens and columns are inside x, hidden and `to`.
-        unsafe {
-            for token in self.tokens.clone().step_by(STRIP_TOKENS) {
-                let tokens = STRIP_TOKENS.min(self.tokens.end - token);
-                let at = token * self.columns + self.first;
-                pack_rows::<S>(self.x.add(at), self.columns, tokens, count, 1.0, scratch.strip, STRIP_COLUMNS);
-                if let Some(mask) = self.mask {
-                    for row in 0..tokens {
-                        let strip = scratch.strip.add(row * STRIP_COLUMNS);
-                        mask.apply::<S>(at + row * self.columns, strip, strip, count);
-                    }
-                }
-                S::call(Product {
-                    a: self.hidden.add(token * rank),
-                    a_row: 1,
-                    a_step: rank,
-                    b: scratch.strip,
-                    b_row: STRIP_COLUMNS,
-                    c: scratch.sums,
-                    c_row: STRIP_COLUMNS,
-                    m: rank,
-                    k: tokens,
-                    n: padded,
-                    accumulate: token > self.tokens.start,
-                });
-            }
-            if self.transposed {
-                let rank_padded = rank.next_multiple_of(LANES);
-                let turned = scratch.sums_transposed;
-                transpose_into::<S>(scratch.sums, STRIP_COLUMNS, rank, count, turned, rank_padded, rank_padded);
-                let to = self.to.add(self.first * rank);
-                add_rows::<S>(turned, rank_padded, count, rank, self.factor, to, rank);
-            } else {
-                let to = self.to.add(self.first);
-                add_rows::<S>(scratch.sums, STRIP_COLUMNS, rank, count, self.factor, to, self.columns);
-            }
-        }
-    }
-}
-
 /// The matrices of an adapter and its input.
 #[derive(Clone, Copy)]
 pub(super) struct Adapter {
@@ -291,26 +224,28 @@ pub(super) const TOGETHER_MAX: usize = 4;
 
 /// An adapter's places in the arena and in scratch.
 #[derive(Clone, Copy)]
-struct Placed {
-    a: Place,
-    hidden: Place,
-    y: Place,
-    gradients: Option<(Place, Place)>,
-    rank: usize,
-    n: usize,
-    scale: f32,
-    mask: Option<Mask>,
+pub(super) struct Placed {
+    pub a: Place,
+    pub hidden: Place,
+    pub y: Place,
+    pub gradients: Option<(Place, Place)>,
+    pub rank: usize,
+    pub n: usize,
+    pub scale: f32,
+    pub mask: Option<Mask>,
     /// `scale * b^T` [rank, N padded]
-    b_transposed: Place,
+    pub b_transposed: Place,
     /// The last K % 16 columns of a [rank, 16]
-    a_tail: Place,
-    /// dhidden [T, rank]
-    dhidden: Place,
+    pub a_tail: Place,
+    /// Sums of da and db^T for each part of the text: [parts, rank, K padded] and [parts, rank, N padded]
+    pub sums: [Place; 2],
 }
 
-fn shared_lengths(adapter: &Adapter) -> [usize; 3] {
+fn shared_lengths(adapter: &Adapter) -> [usize; 4] {
     let rank = adapter.a.rows();
-    [rank * adapter.b.rows().next_multiple_of(LANES), rank * LANES, adapter.y.rows() * rank]
+    let [k, n] = [adapter.a.columns(), adapter.b.rows()].map(|columns| rank * columns.next_multiple_of(LANES));
+    let parts = adapter.gradients.map_or(0, |_| Parts::new(adapter.y.rows()).count);
+    [n, rank * LANES, parts * k, parts * n]
 }
 
 fn rank_max(adapters: &[Adapter]) -> usize {
@@ -324,13 +259,13 @@ pub(super) fn scratch_bytes(adapters: &[Adapter], threads: usize) -> usize {
 }
 
 /// Several adapters of one x [T, K], ready to run.
-struct Group {
+pub(super) struct Group {
     placed: [Placed; TOGETHER_MAX],
     count: usize,
-    x: Place,
-    tokens: usize,
-    k: usize,
-    isa: Isa,
+    pub x: Place,
+    pub tokens: usize,
+    pub k: usize,
+    pub isa: Isa,
     /// The largest rank: what [`Scratch`] has room for.
     rank_max: usize,
     workers: Place<u8>,
@@ -338,18 +273,18 @@ struct Group {
 
 impl Group {
     /// Carves scratch and fills the transposed matrices. Shapes were checked, scratch was asked for.
-    fn new(ops: &mut Ops, adapters: &[Adapter]) -> Self {
+    pub fn new(ops: &mut Ops, adapters: &[Adapter]) -> Self {
         let mut carver = Carver::new(ops.scratch_start());
         let isa = ops.options.isa;
         let placed: [Placed; TOGETHER_MAX] = std::array::from_fn(|index| {
             let adapter = &adapters[index.min(adapters.len() - 1)];
             // Places beyond the last adapter are never used.
-            let lengths = if index < adapters.len() { shared_lengths(adapter) } else { [0; 3] };
-            let [b_transposed, a_tail, dhidden] = lengths.map(|len| Place::new(carver.take::<f32>(len)));
+            let lengths = if index < adapters.len() { shared_lengths(adapter) } else { [0; 4] };
+            let [b_transposed, a_tail, a_sums, b_sums] = lengths.map(|len| Place::new(carver.take::<f32>(len)));
             let gradients = adapter.gradients.map(|(da, db)| (ops.place(da), ops.place(db)));
             let [a, hidden, y] = [adapter.a, adapter.hidden, adapter.y].map(|tensor| ops.place(tensor));
             let (rank, n, scale, mask) = (adapter.a.rows(), adapter.b.rows(), adapter.scale, adapter.dropout.mask());
-            Placed { a, hidden, y, gradients, rank, n, scale, mask, b_transposed, a_tail, dhidden }
+            Placed { a, hidden, y, gradients, rank, n, scale, mask, b_transposed, a_tail, sums: [a_sums, b_sums] }
         });
         let (tokens, k) = (adapters[0].x.rows(), adapters[0].x.columns());
         for (adapter, placed) in adapters.iter().zip(&placed) {
@@ -371,13 +306,13 @@ impl Group {
         Self { placed, count: adapters.len(), x, tokens, k, isa, rank_max: rank_max(adapters), workers }
     }
 
-    fn adapters(&self) -> &[Placed] {
+    pub fn adapters(&self) -> &[Placed] {
         &self.placed[..self.count]
     }
 
     /// # Safety
     /// The worker is one of those that scratch was asked for.
-    unsafe fn scratch(&self, worker: usize) -> Scratch {
+    pub unsafe fn scratch(&self, worker: usize) -> Scratch {
         let bytes = Scratch::byte_len(self.rank_max);
         // SAFETY: each worker has its own part of scratch.
         unsafe { Scratch::carve(self.rank_max, self.workers.at(worker * bytes)) }
@@ -446,138 +381,5 @@ impl Kernel for PackTail {
         let whole = self.columns / LANES * LANES;
         // SAFETY: the columns are inside a, `to` has rank rows of 16.
         unsafe { pack_rows::<S>(self.a.add(whole), self.columns, self.rank, self.columns - whole, 1.0, self.to, LANES) }
-    }
-}
-
-/// Tokens after which the sums of da and db are added up, so that the rows which made dhidden and dx are still in the
-/// second-level cache when da and db read them again. Depends on nothing but K: part of the numerical contract.
-fn part_tokens(k: usize) -> usize {
-    if k <= 1024 { 256 } else { 128 }
-}
-
-/// dx and, of the adapters that learn, da and db. Shapes were checked, scratch was asked for.
-pub(super) fn backward(ops: &mut Ops, adapters: &[Adapter], dx: Option<Tensor>) {
-    let group = Group::new(ops, adapters);
-    let dx = dx.map(|dx| ops.place(dx));
-    let strips_of_x = group.k.div_ceil(STRIP_COLUMNS);
-    let strips_of_y = |adapter: &Placed| adapter.n.div_ceil(STRIP_COLUMNS);
-    let learning = || group.adapters().iter().filter(|adapter| adapter.gradients.is_some());
-    let strips = if learning().next().is_some() { strips_of_x + learning().map(strips_of_y).sum::<usize>() } else { 0 };
-    for start in (0..group.tokens).step_by(part_tokens(group.k)) {
-        let tokens = part_tokens(group.k).min(group.tokens - start);
-        ops.pool.run(tokens.div_ceil(BLOCK_TOKENS), &|task, worker| {
-            let token = start + task * BLOCK_TOKENS;
-            let m = BLOCK_TOKENS.min(start + tokens - token);
-            // SAFETY: each task has its own rows of dhidden and dx; each worker its own scratch.
-            unsafe { input_gradients(&group, dx, token, m, worker) }
-        });
-        ops.pool.run(strips, &|task, worker| {
-            // SAFETY: each task has its own columns of every da, or rows of one db; each worker its own scratch.
-            unsafe {
-                if task < strips_of_x {
-                    for adapter in learning() {
-                        simd::dispatch(group.isa, strip_of_a(&group, adapter, task, start..start + tokens, worker));
-                    }
-                    return;
-                }
-                let mut strip = task - strips_of_x;
-                for adapter in learning() {
-                    if strip < strips_of_y(adapter) {
-                        simd::dispatch(group.isa, strip_of_b(&group, adapter, strip, start..start + tokens, worker));
-                        return;
-                    }
-                    strip -= strips_of_y(adapter);
-                }
-            }
-        });
-    }
-}
-
-/// dhidden of every adapter and what they add to dx, for tokens `token..token + m`.
-unsafe fn input_gradients(group: &Group, dx: Option<Place>, token: usize, m: usize, worker: usize) {
-    let k = group.k;
-    for adapter in group.adapters() {
-        let Placed { rank, n, mask, .. } = *adapter;
-        // SAFETY: passed on.
-        unsafe {
-            let scratch = group.scratch(worker);
-            let dhidden = adapter.dhidden.at(token * rank);
-            let reduce = Reduce {
-                x: adapter.y.at(token * n),
-                columns: n,
-                m,
-                first_index: 0,
-                mask: None,
-                weights: adapter.b_transposed.at(0),
-                weights_row: n.next_multiple_of(LANES),
-                rank,
-                hidden: dhidden,
-                scratch,
-            };
-            simd::dispatch(group.isa, reduce);
-            if let Some(dx) = dx {
-                let expand = Expand {
-                    hidden: dhidden,
-                    m,
-                    rank,
-                    weights: adapter.a.at(0),
-                    weights_row: k,
-                    tail: adapter.a_tail.at(0),
-                    tail_row: LANES,
-                    to: dx.at(token * k),
-                    columns: k,
-                    first_index: token * k,
-                    mask,
-                    scratch,
-                };
-                simd::dispatch(group.isa, expand);
-            }
-        }
-    }
-}
-
-/// Columns of da from some tokens.
-unsafe fn strip_of_a(group: &Group, adapter: &Placed, strip: usize, tokens: Range<usize>, worker: usize) -> Strip {
-    let (first, k) = (strip * STRIP_COLUMNS, group.k);
-    let (da, _) = adapter.gradients.expect("an adapter that learns");
-    // SAFETY: passed on.
-    unsafe {
-        Strip {
-            x: group.x.at(0),
-            columns: k,
-            first,
-            count: STRIP_COLUMNS.min(k - first),
-            tokens,
-            mask: adapter.mask,
-            hidden: adapter.dhidden.at(0),
-            rank: adapter.rank,
-            to: da.at(0),
-            transposed: false,
-            factor: 1.0,
-            scratch: group.scratch(worker),
-        }
-    }
-}
-
-/// Rows of db from some tokens.
-unsafe fn strip_of_b(group: &Group, adapter: &Placed, strip: usize, tokens: Range<usize>, worker: usize) -> Strip {
-    let (first, n) = (strip * STRIP_COLUMNS, adapter.n);
-    let (_, db) = adapter.gradients.expect("an adapter that learns");
-    // SAFETY: passed on.
-    unsafe {
-        Strip {
-            x: adapter.y.at(0),
-            columns: n,
-            first,
-            count: STRIP_COLUMNS.min(n - first),
-            tokens,
-            mask: None,
-            hidden: adapter.hidden.at(0),
-            rank: adapter.rank,
-            to: db.at(0),
-            transposed: true,
-            factor: adapter.scale,
-            scratch: group.scratch(worker),
-        }
     }
 }

@@ -10,9 +10,9 @@ struct Case {
     rate: f32,
 }
 
-/// Sizes round the tiles (6 tokens, 4 or 2 ranks, 16 columns), the strips (128 columns, 64 tokens), the pieces
-/// (1024 columns) and the parts (512 columns; 256 or, above 1024 columns of x, 128 tokens).
-const CASES: [Case; 16] = [
+/// Sizes round the tiles (6 tokens, 4 or 2 ranks, 16 columns), the pieces (192, 512 and 1024 columns), the blocks (32
+/// tokens) and the parts (16 of the text at most, one block each up to 512 tokens).
+const CASES: [Case; 19] = [
     Case { tokens: 1, k: 1, n: 1, rank: 1, rate: 0.0 },
     Case { tokens: 0, k: 16, n: 16, rank: 4, rate: 0.0 },
     Case { tokens: 5, k: 15, n: 17, rank: 3, rate: 0.0 },
@@ -29,6 +29,9 @@ const CASES: [Case; 16] = [
     Case { tokens: 4, k: 20, n: 30, rank: 70, rate: 0.0 },
     Case { tokens: 270, k: 40, n: 36, rank: 3, rate: 0.2 },
     Case { tokens: 140, k: 1030, n: 20, rank: 2, rate: 0.0 },
+    Case { tokens: 33, k: 193, n: 385, rank: 8, rate: 0.1 },
+    Case { tokens: 513, k: 32, n: 24, rank: 8, rate: 0.0 },
+    Case { tokens: 1100, k: 20, n: 33, rank: 5, rate: 0.05 },
 ];
 
 const SCALE: f32 = 1.75;
