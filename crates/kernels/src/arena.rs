@@ -20,7 +20,7 @@ impl Plain for i16 {}
 impl Plain for u32 {}
 impl Plain for i32 {}
 
-/// A zero-initialized array aligned to [`ALIGNMENT_BYTES`]. Pages are touched only when they are written.
+/// A zero-initialized array aligned to [`ALIGNMENT_BYTES`]. All its pages are in memory from the start.
 pub struct AlignedBuffer<T: Plain> {
     start: NonNull<T>,
     len: usize,
@@ -43,13 +43,16 @@ impl<T: Plain> AlignedBuffer<T> {
     pub fn zeroed(len: usize) -> Self {
         let layout = Self::layout(len);
         // SAFETY: the layout has a non-zero size.
-        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        let start = unsafe { std::alloc::alloc(layout) };
         let Some(start) = NonNull::new(start.cast::<T>()) else { std::alloc::handle_alloc_error(layout) };
         #[cfg(target_os = "linux")]
         if layout.size() >= HUGE_PAGE_BYTES {
+            // Before the first byte is written: a page that is there already stays small.
             // SAFETY: the range is the allocation just made; the advice changes no content.
             unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
+        // SAFETY: the allocation has this many bytes, and zeros are values of every plain type.
+        unsafe { start.as_ptr().cast::<u8>().write_bytes(0, layout.size()) };
         Self { start, len }
     }
 

@@ -21,6 +21,9 @@ const PIECE_COLUMNS: usize = 1024;
 /// Columns of y (or dx) that are computed aside when they cannot be added to directly.
 pub(super) const PART_COLUMNS: usize = 512;
 
+/// Rows of b in a task that turns them.
+const TURNED_ROWS: usize = 1024;
+
 /// The scratch of one worker.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
@@ -287,21 +290,30 @@ impl Group {
             Placed { a, hidden, y, gradients, rank, n, scale, mask, b_transposed, a_tail, sums: [a_sums, b_sums] }
         });
         let (tokens, k) = (adapters[0].x.rows(), adapters[0].x.columns());
-        for (adapter, placed) in adapters.iter().zip(&placed) {
-            let b = ops.place(adapter.b);
-            let Placed { a, rank, n, scale: factor, b_transposed, a_tail, .. } = *placed;
-            ops.pool.run(n.div_ceil(PART_COLUMNS), &|task, _| {
-                let first = task * PART_COLUMNS;
-                let (count, to_row) = (PART_COLUMNS.min(n - first), n.next_multiple_of(LANES));
-                // SAFETY: tasks cover disjoint columns of `b_transposed`; PART_COLUMNS is a multiple of 16.
-                unsafe {
-                    let (b, to) = (b.at(0).cast_const(), b_transposed.at(0));
-                    simd::dispatch(isa, TransposeColumns { b, rank, first, count, factor, to, to_row });
-                }
-            });
+        let used = &placed[..adapters.len()];
+        for Placed { a, rank, a_tail, .. } in used {
             // SAFETY: `a_tail` has rank rows of 16.
-            unsafe { simd::dispatch(isa, PackTail { a: a.at(0), columns: k, rank, to: a_tail.at(0) }) };
+            unsafe { simd::dispatch(isa, PackTail { a: a.at(0), columns: k, rank: *rank, to: a_tail.at(0) }) };
         }
+        let b: [Place; TOGETHER_MAX] =
+            std::array::from_fn(|index| ops.place(adapters[index.min(adapters.len() - 1)].b));
+        let pieces = |placed: &Placed| placed.n.div_ceil(TURNED_ROWS);
+        ops.pool.run(used.iter().map(pieces).sum(), &|mut task, _| {
+            for (placed, b) in used.iter().zip(b) {
+                if task < pieces(placed) {
+                    let Placed { rank, n, scale: factor, b_transposed, .. } = *placed;
+                    let first = task * TURNED_ROWS;
+                    let (count, to_row) = (TURNED_ROWS.min(n - first), n.next_multiple_of(LANES));
+                    // SAFETY: tasks cover disjoint columns of each `b_transposed`; TURNED_ROWS is a multiple of 16.
+                    unsafe {
+                        let (b, to) = (b.at(0).cast_const(), b_transposed.at(0));
+                        simd::dispatch(isa, TransposeColumns { b, rank, first, count, factor, to, to_row });
+                    }
+                    return;
+                }
+                task -= pieces(placed);
+            }
+        });
         let (x, workers) = (ops.place(adapters[0].x), Place::new(carver.take::<u8>(0)));
         Self { placed, count: adapters.len(), x, tokens, k, isa, rank_max: rank_max(adapters), workers }
     }

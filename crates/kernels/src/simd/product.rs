@@ -35,36 +35,40 @@ impl<E: Element> Kernel for Product<E> {
         let mut i = 0;
         // SAFETY: rows `i..i + R` are inside `m` in each call.
         unsafe {
+            if S::MANY_REGISTERS && self.m == 8 {
+                // The most common rank: one pass over B.
+                return self.row_tile::<S, 8, 3>(0);
+            }
             while i + TILE_ROWS <= self.m {
-                self.row_tile::<S, TILE_ROWS>(i);
+                self.row_tile::<S, TILE_ROWS, 4>(i);
                 i += TILE_ROWS;
             }
             if i + 4 <= self.m {
-                self.row_tile::<S, 4>(i);
+                self.row_tile::<S, 4, 4>(i);
                 i += 4;
             }
             if i + 2 <= self.m {
-                self.row_tile::<S, 2>(i);
+                self.row_tile::<S, 2, 4>(i);
                 i += 2;
             }
             if i < self.m {
-                self.row_tile::<S, 1>(i);
+                self.row_tile::<S, 1, 4>(i);
             }
         }
     }
 }
 
 impl<E: Element> Product<E> {
-    /// Rows `i..i + R` of C.
+    /// Rows `i..i + R` of C, in tiles of V vectors where registers allow.
     #[inline(always)]
-    unsafe fn row_tile<S: Simd, const R: usize>(&self, i: usize) {
+    unsafe fn row_tile<S: Simd, const R: usize, const V: usize>(&self, i: usize) {
         let mut j = 0;
         // SAFETY: columns `j..j + 16 V` are inside `n` in each call.
         unsafe {
             if S::MANY_REGISTERS {
-                while j + 4 * LANES <= self.n {
-                    self.tile::<S, R, 4>(i, j);
-                    j += 4 * LANES;
+                while j + V * LANES <= self.n {
+                    self.tile::<S, R, V>(i, j);
+                    j += V * LANES;
                 }
                 match (self.n - j) / LANES {
                     3 => self.tile::<S, R, 3>(i, j),
