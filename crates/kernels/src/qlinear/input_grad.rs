@@ -537,10 +537,13 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                 }
             }
             for (r, sums) in sums.iter().enumerate() {
-                for (v, sum) in sums.iter().enumerate() {
-                    let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(v * G / NV));
-                    let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
-                    sum.to_float().mul_add(factor, before).store(d.to.add(r * d.to_stride + v * LANES));
+                let scale = *d.scales.add(r);
+                for g in 0..G {
+                    let factor = S::Float::splat(scale * *d.factors.add(g));
+                    for v in g * NV / G..(g + 1) * NV / G {
+                        let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
+                        sums[v].to_float().mul_add(factor, before).store(d.to.add(r * d.to_stride + v * LANES));
+                    }
                 }
             }
         }
