@@ -199,11 +199,11 @@ impl InputGradTask<'_> {
                     // What is read here is that of the next row tile; to be written: not in the last block, which may
                     // be too narrow to hide it.
                     let fetch = match (whole, from_dx) {
-                        (true, true) => Fetch { rows: next_fold.height, from: dx.wrapping_add(height * k), stride: k },
+                        (true, true) => Fetch { from: dx.wrapping_add(height * k), stride: k },
                         (true, false) if !self.accumulate && block == blocks.saturating_sub(2) => {
-                            Fetch { rows: height, from: dx, stride: k }
+                            Fetch { from: dx, stride: k }
                         }
-                        _ => Fetch { rows: 0, from: dx, stride: k },
+                        _ => Fetch { from: buffers.block, stride: 0 },
                     };
                     for _ in 0..prefetch_lines {
                         if line == lines {
@@ -332,21 +332,20 @@ enum Start {
     Sums { from: *const f32, stride: usize, offsets: *const f32, offset_stride: usize },
 }
 
-/// Rows of 64 floats that are fetched beside the products.
+/// Rows of 64 floats that are fetched beside the products; any line when there is nothing to fetch.
 #[derive(Clone, Copy)]
 struct Fetch {
-    rows: usize,
     from: *const f32,
     stride: usize,
 }
 
 impl Fetch {
-    fn lines(&self) -> usize {
-        self.rows * ACROSS
-    }
+    /// Half a row.
     #[inline(always)]
-    fn line<S: IntegerSimd>(&self, line: usize) {
-        S::prefetch(self.from.wrapping_add(line / ACROSS * self.stride + line % ACROSS * LANES).cast());
+    fn half_row<S: IntegerSimd>(&self, half: usize) {
+        let from = self.from.wrapping_add(half / 2 * self.stride + half % 2 * 2 * LANES);
+        S::prefetch(from.cast());
+        S::prefetch(from.wrapping_add(LANES).cast());
     }
 }
 
@@ -381,8 +380,8 @@ impl Dots {
         unsafe {
             if !beside_the_products::<S>(SMALL) {
                 S::call(FoldTile::<SMALL> { fold: self.next_fold, groups: self.groups });
-                for line in 0..self.fetch.lines() {
-                    self.fetch.line::<S>(line);
+                for half in 0..2 * height {
+                    self.fetch.half_row::<S>(half);
                 }
             }
             if S::Float::MANY_REGISTERS {
@@ -409,6 +408,15 @@ impl Dots {
         }
     }
 
+    /// Fetches floats for the row tile at hand and the next, beside round `round` of the products.
+    #[inline(always)]
+    fn fetch_beside<S: IntegerSimd>(&self, round: usize) {
+        self.fetch.half_row::<S>(round);
+        let sums = self.sums.wrapping_add(round * 2 * LANES);
+        S::prefetch_near(sums.cast());
+        S::prefetch_near(sums.wrapping_add(LANES).cast());
+    }
+
     /// From row `row`, column vector `v` alone.
     #[inline(always)]
     unsafe fn part<const SMALL: bool>(self, row: usize, v: usize) -> Self {
@@ -420,7 +428,6 @@ impl Dots {
             Dots {
                 folded: self.folded.add((group * ROWS + row) * row_bytes),
                 next_fold: Fold { height: 0, ..self.next_fold },
-                fetch: Fetch { rows: 0, ..self.fetch },
                 panel: self.panel.add(v * VECTOR),
                 column_sums: self.column_sums.add(at),
                 scales: self.scales.add(row),
@@ -485,10 +492,8 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
             let (mut folded, mut panel) = (d.folded, d.panel);
             if beside_the_products::<S>(SMALL) {
                 let rounds = steps / UNROLLED;
-                let (units, lines) = (d.next_fold.units(), d.fetch.lines());
+                let units = d.next_fold.units();
                 debug_assert!(units <= rounds);
-                let lines_each = lines.div_ceil(rounds);
-                let (mut line, mut sums_ahead) = (0, d.sums);
                 for round in 0..rounds {
                     dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
                     dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(4), panel.add(PANEL_ROW));
@@ -498,15 +503,7 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     if round < units {
                         d.next_fold.unit::<S, G, SMALL>(round);
                     }
-                    if line < lines {
-                        for _ in 0..lines_each {
-                            d.fetch.line::<S>(line);
-                            line += 1;
-                        }
-                    }
-                    S::prefetch_near(sums_ahead.cast());
-                    S::prefetch_near(sums_ahead.wrapping_add(LANES).cast());
-                    sums_ahead = sums_ahead.wrapping_add(2 * LANES);
+                    d.fetch_beside::<S>(round);
                 }
             } else {
                 for _ in 0..steps {
