@@ -39,6 +39,11 @@ pub(super) fn row_tile_height(rows: usize, first_row: usize) -> usize {
         left => left.min(ROWS),
     }
 }
+/// Row tiles from that at `first_row` of `rows` on that follow each other with the same height, at least.
+#[inline(always)]
+pub(super) fn row_tiles_alike(rows: usize, first_row: usize) -> usize {
+    ((rows - first_row).saturating_sub(4) / ROWS).max(1)
+}
 /// First row of row tile `index` of `rows` rows.
 #[inline(always)]
 pub(super) fn row_tile_start(rows: usize, index: usize) -> usize {

@@ -8,7 +8,7 @@
 
 mod prepare;
 
-use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height};
+use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height, row_tiles_alike};
 use super::forward::{FloatDots, UNROLLED, UnpackExact};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
@@ -37,6 +37,7 @@ pub(super) const fn worker_bytes() -> usize {
         + scratch_size::<i16>(GROUPS_MAX * BLOCK)
         + 2 * scratch_size::<i16>(GROUPS_MAX * ROWS * BLOCK)
         + scratch_size::<i32>(TILE)
+        + scratch_size::<i32>(ROWS * TILE)
         + scratch_size::<f32>(BLOCK_ROOM * TILE)
 }
 
@@ -89,6 +90,8 @@ struct Buffers {
     folded: [*mut u8; 2],
     /// [64]
     column_sums: *mut i32,
+    /// [row, 64]: integer sums of a row tile
+    products: *mut i32,
     /// [rows, 64]
     block: *mut f32,
 }
@@ -104,6 +107,7 @@ impl IntegerKernel for InputGradTask<'_> {
             folds: carver.take(GROUPS_MAX * BLOCK),
             folded: [(); 2].map(|()| carver.take::<i16>(GROUPS_MAX * ROWS * BLOCK).cast()),
             column_sums: carver.take(TILE),
+            products: carver.take(ROWS * TILE),
             block: carver.take(BLOCK_ROOM * TILE),
         };
         debug_assert!(self.rows <= BLOCK_ROOM);
@@ -147,8 +151,7 @@ impl InputGradTask<'_> {
         let blocks = input.blocks();
         let k = format.header.k_in;
         let tile_bytes = format.header.tile_bytes();
-        let lines = tile_bytes / VECTOR;
-        let prefetch_lines = (lines * BLOCK_TILES).div_ceil(self.rows.div_ceil(ROWS));
+        let lines_each = (tile_bytes / VECTOR).div_ceil(self.rows.div_ceil(ROWS));
         let offset_stride = format.header.column_tiles() * format.groups;
         let zeros = [0f32; GROUPS_MAX];
         // SAFETY: tiles, integers and rows stay inside their buffers by the loops' bounds.
@@ -173,28 +176,28 @@ impl InputGradTask<'_> {
                     S::call(ColumnSums { width, buffers });
                 }
                 // The tiles of the next block are fetched a few lines with each row tile of this one.
-                let next_tile = ((block + 1) * BLOCK_TILES).min(input.tiles - 1);
-                let (mut line, mut next) = (0, summand.tile(next_tile, self.tile));
+                let mut next_tile = summand.tile(((block + 1) * BLOCK_TILES).min(input.tiles - 1), self.tile);
                 let from_dx = whole && self.accumulate && block == 0;
                 let to_dx = whole && block + 1 == blocks;
-                let fold = |row: usize, tile: usize| Fold {
-                    height: row_tile_height(input.rows, self.first_row + row),
+                let integers = input.integers.add(input.place(block, self.first_row));
+                let fold = Fold {
+                    height: row_tile_height(input.rows, self.first_row),
                     width,
-                    integers: input.integers.add(input.place(block, self.first_row + row)),
+                    integers,
                     folds: buffers.folds,
-                    out: buffers.folded[tile % 2],
+                    out: buffers.folded[0],
                 };
-                let mut folded = fold(0, 0);
-                S::call(FoldTile::<SMALL> { fold: folded, groups: format.groups });
-                let (mut row, mut row_tile) = (0, 0);
+                S::call(FoldTile::<SMALL> { fold, groups: format.groups });
+                let (mut row, mut folded) = (0, buffers.folded);
                 while row < self.rows {
                     let first_row = self.first_row + row;
-                    let height = folded.height;
-                    let next_fold = if row + height < self.rows {
-                        fold(row + height, row_tile + 1)
+                    let height = row_tile_height(input.rows, first_row);
+                    let count = if beside_the_products::<S>(SMALL) {
+                        row_tiles_alike(input.rows, first_row).min((self.rows - row) / height)
                     } else {
-                        Fold { height: 0, ..folded }
+                        1
                     };
+                    let end = row + count * height;
                     let dx = self.dx.add(first_row * k + self.tile * TILE);
                     // What is read here is that of the next row tile; to be written: not in the last block, which may
                     // be too narrow to hide it.
@@ -205,13 +208,6 @@ impl InputGradTask<'_> {
                         }
                         _ => Fetch { from: buffers.block, stride: 0 },
                     };
-                    for _ in 0..prefetch_lines {
-                        if line == lines {
-                            (line, next) = (0, next.wrapping_add((format.header.column_tiles() - 1) * tile_bytes));
-                        }
-                        S::prefetch(next);
-                        (line, next) = (line + 1, next.wrapping_add(VECTOR));
-                    }
                     let (offsets, offset_stride) = if summand.offsets.is_null() {
                         (zeros.as_ptr(), 0)
                     } else {
@@ -227,13 +223,22 @@ impl InputGradTask<'_> {
                     };
                     let (to, to_stride) = if to_dx { (dx, k) } else { (sums, TILE) };
                     let dots = Dots {
+                        count,
                         groups: format.groups,
                         width,
-                        folded: folded.out,
-                        next_fold,
+                        integers: integers.add(row * width),
+                        folds: buffers.folds,
+                        folded,
+                        height_after: if end < self.rows { row_tile_height(input.rows, self.first_row + end) } else { 0 },
                         fetch,
+                        next_tile: NextTile {
+                            from: next_tile,
+                            stride: format.header.column_tiles() * tile_bytes,
+                            lines: lines_each,
+                        },
                         panel: buffers.panel,
                         column_sums: buffers.column_sums,
+                        products: buffers.products,
                         scales: input.scales.add(block * input.rows + first_row),
                         factors: factors.as_ptr(),
                         sums,
@@ -245,7 +250,11 @@ impl InputGradTask<'_> {
                         false => dots.all::<S, SMALL, false>(height),
                         true => dots.all::<S, SMALL, true>(height),
                     }
-                    (row, row_tile, folded) = (row + height, row_tile + 1, next_fold);
+                    if count % 2 == 1 {
+                        folded.swap(0, 1);
+                    }
+                    next_tile = next_tile.wrapping_add(count * lines_each * VECTOR);
+                    row = end;
                 }
             }
         }
@@ -349,17 +358,48 @@ impl Fetch {
     }
 }
 
-/// One folded row tile through one panel. Beside its products the next row tile is folded and floats are fetched, a
-/// little with each few steps: alone they would wait for the second-level cache.
+/// The tiles of W of the next block, `stride` bytes apart, of which each row tile fetches some lines.
+#[derive(Clone, Copy)]
+struct NextTile {
+    from: *const u8,
+    stride: usize,
+    lines: usize,
+}
+
+impl NextTile {
+    #[inline(always)]
+    fn fetch<S: IntegerSimd>(&mut self) {
+        for _ in 0..self.lines {
+            for tile in 0..BLOCK_TILES {
+                S::prefetch(self.from.wrapping_add(tile * self.stride));
+            }
+            self.from = self.from.wrapping_add(VECTOR);
+        }
+    }
+}
+
+/// Row tiles of one height through one panel, the first of them folded. Beside the products of each the next one is
+/// folded and floats are fetched, a little with each few steps: alone they would wait for the second-level cache.
 #[derive(Clone, Copy)]
 struct Dots {
+    /// Row tiles; one where folding does not go beside the products.
+    count: usize,
     groups: usize,
     width: usize,
-    folded: *const u8,
-    next_fold: Fold,
+    /// [row, width]
+    integers: *const i16,
+    /// [group][128]
+    folds: *const i16,
+    /// Of the row tile at hand and of the next; they change places with every row tile.
+    folded: [*mut u8; 2],
+    /// Rows of the row tile after these, or none.
+    height_after: usize,
     fetch: Fetch,
+    next_tile: NextTile,
     panel: *const u8,
     column_sums: *const i32,
+    /// [row, 64]: integer sums of the row tile before the one at hand
+    products: *mut i32,
     /// [row]
     scales: *const f32,
     /// [group]
@@ -375,11 +415,12 @@ struct Dots {
 impl Dots {
     /// As one register tile where there are many registers, else three rows of one vector at a time.
     #[inline(always)]
-    unsafe fn all<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(self, height: usize) {
+    unsafe fn all<S: IntegerSimd, const SMALL: bool, const WIDE: bool>(mut self, height: usize) {
         // SAFETY: passed on; parts are inside the whole.
         unsafe {
             if !beside_the_products::<S>(SMALL) {
-                S::call(FoldTile::<SMALL> { fold: self.next_fold, groups: self.groups });
+                S::call(FoldTile::<SMALL> { fold: self.next_fold(height, self.height_after), groups: self.groups });
+                self.next_tile.fetch::<S>();
                 for half in 0..2 * height {
                     self.fetch.half_row::<S>(half);
                 }
@@ -408,6 +449,14 @@ impl Dots {
         }
     }
 
+    /// How the row tile after one of `height` rows is folded.
+    #[inline(always)]
+    unsafe fn next_fold(&self, height: usize, next_height: usize) -> Fold {
+        // SAFETY: row tiles follow each other without gaps.
+        let integers = unsafe { self.integers.add(height * self.width) };
+        Fold { height: next_height, width: self.width, integers, folds: self.folds, out: self.folded[1] }
+    }
+
     /// Fetches floats for the row tile at hand and the next, beside round `round` of the products.
     #[inline(always)]
     fn fetch_beside<S: IntegerSimd>(&self, round: usize) {
@@ -415,6 +464,68 @@ impl Dots {
         let sums = self.sums.wrapping_add(round * 2 * LANES);
         S::prefetch_near(sums.cast());
         S::prefetch_near(sums.wrapping_add(LANES).cast());
+    }
+
+    /// Scales the integer sums of row `row` and adds them to what they start from.
+    #[inline(always)]
+    unsafe fn finish_row<S: IntegerSimd, const NV: usize, const G: usize>(&self, row: usize) {
+        // SAFETY: the caller names a row of the row tile.
+        unsafe {
+            let scale = *self.scales.add(row);
+            for g in 0..G {
+                let factor = S::Float::splat(scale * *self.factors.add(g));
+                for v in g * NV / G..(g + 1) * NV / G {
+                    let products = S::load(self.products.add(row * TILE + v * LANES).cast());
+                    self.finish::<S, NV, G>(row, v, products, factor);
+                }
+            }
+        }
+    }
+
+    /// The same for vector `v`.
+    #[inline(always)]
+    unsafe fn finish<S: IntegerSimd, const NV: usize, const G: usize>(
+        &self,
+        row: usize,
+        v: usize,
+        products: S,
+        factor: S::Float,
+    ) {
+        let group = v * G / NV;
+        // SAFETY: as above.
+        unsafe {
+            let before = match self.start {
+                Start::Block => S::Float::load(self.sums.add(row * TILE + v * LANES)),
+                Start::Offsets { offsets, offset_stride } => S::Float::splat(*offsets.add(row * offset_stride + group)),
+                Start::Sums { from, stride, offsets, offset_stride } => {
+                    let offset = S::Float::splat(*offsets.add(row * offset_stride + group));
+                    S::Float::load(from.add(row * stride + v * LANES)) + offset
+                }
+            };
+            products.to_float().mul_add(factor, before).store(self.to.add(row * self.to_stride + v * LANES));
+        }
+    }
+
+    /// Moves on to the row tile after one of `height` rows.
+    #[inline(always)]
+    unsafe fn advance(&mut self, height: usize) {
+        // SAFETY: there is another row tile.
+        unsafe {
+            self.integers = self.integers.add(height * self.width);
+            self.folded.swap(0, 1);
+            self.fetch.from = self.fetch.from.wrapping_add(height * self.fetch.stride);
+            self.scales = self.scales.add(height);
+            self.sums = self.sums.add(height * TILE);
+            self.to = self.to.add(height * self.to_stride);
+            match &mut self.start {
+                Start::Block => {}
+                Start::Offsets { offsets, offset_stride } => *offsets = offsets.add(height * *offset_stride),
+                Start::Sums { from, stride, offsets, offset_stride } => {
+                    *from = from.add(height * *stride);
+                    *offsets = offsets.add(height * *offset_stride);
+                }
+            }
+        }
     }
 
     /// From row `row`, column vector `v` alone.
@@ -426,8 +537,7 @@ impl Dots {
         // SAFETY: rows and vectors of the whole.
         unsafe {
             Dots {
-                folded: self.folded.add((group * ROWS + row) * row_bytes),
-                next_fold: Fold { height: 0, ..self.next_fold },
+                folded: [self.folded[0].add((group * ROWS + row) * row_bytes), self.folded[1]],
                 panel: self.panel.add(v * VECTOR),
                 column_sums: self.column_sums.add(at),
                 scales: self.scales.add(row),
@@ -476,7 +586,34 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: IntegerSimd>(self) {
-        let d = self.0;
+        let mut d = self.0;
+        // SAFETY: as many row tiles as the caller says.
+        unsafe {
+            let mut before = d;
+            for tile in 1..=d.count {
+                let next_height = if tile == d.count { d.height_after } else { MR };
+                Self::row_tile::<S>(&mut d, next_height, &before, if tile == 1 { 0 } else { MR });
+                before = d;
+                if tile < d.count {
+                    d.advance(MR);
+                }
+            }
+            if beside_the_products::<S>(SMALL) {
+                for row in 0..MR {
+                    before.finish_row::<S, NV, G>(row);
+                }
+            }
+        }
+    }
+}
+
+impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const WIDE: bool>
+    DotTile<MR, NV, G, SMALL, WIDE>
+{
+    /// The first row tile of `d`; beside its products the next, of `next_height` rows, is folded, and `unfinished` rows
+    /// of that `before` are scaled and added.
+    #[inline(always)]
+    unsafe fn row_tile<S: IntegerSimd>(d: &mut Dots, next_height: usize, before: &Dots, unfinished: usize) {
         let steps = if SMALL { d.width / 4 } else { d.width / 2 };
         let mut sums = [[S::zero(); NV]; MR];
         // SAFETY: the panel and the folded rows have `steps` parts of four bytes.
@@ -489,58 +626,44 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
                     }
                 }
             }
-            let (mut folded, mut panel) = (d.folded, d.panel);
-            if beside_the_products::<S>(SMALL) {
-                let rounds = steps / UNROLLED;
-                let units = d.next_fold.units();
-                debug_assert!(units <= rounds);
-                for round in 0..rounds {
-                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
-                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(4), panel.add(PANEL_ROW));
-                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(8), panel.add(2 * PANEL_ROW));
-                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(12), panel.add(3 * PANEL_ROW));
-                    (folded, panel) = (folded.add(4 * UNROLLED), panel.add(UNROLLED * PANEL_ROW));
-                    if round < units {
-                        d.next_fold.unit::<S, G, SMALL>(round);
-                    }
-                    d.fetch_beside::<S>(round);
-                }
-            } else {
+            let (mut folded, mut panel) = (d.folded[0].cast_const(), d.panel);
+            if !beside_the_products::<S>(SMALL) {
                 for _ in 0..steps {
                     dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
                     (folded, panel) = (folded.add(4), panel.add(PANEL_ROW));
                 }
+                for (r, sums) in sums.iter().enumerate() {
+                    for g in 0..G {
+                        let factor = S::Float::splat(*d.scales.add(r) * *d.factors.add(g));
+                        for v in g * NV / G..(g + 1) * NV / G {
+                            d.finish::<S, NV, G>(r, v, sums[v], factor);
+                        }
+                    }
+                }
+                return;
             }
-            // A start other than the sums is put there first: one pass that holds no second set of vectors, or the
-            // registers would not suffice.
-            match d.start {
-                Start::Block => {}
-                Start::Offsets { offsets, offset_stride } => {
-                    for r in 0..MR {
-                        for v in 0..NV {
-                            let offset = S::Float::splat(*offsets.add(r * offset_stride + v * G / NV));
-                            offset.store(d.sums.add(r * TILE + v * LANES));
-                        }
-                    }
+            d.next_tile.fetch::<S>();
+            let rounds = steps / UNROLLED;
+            let next_fold = d.next_fold(MR, next_height);
+            let units = next_fold.units();
+            debug_assert!(units <= rounds && unfinished <= rounds);
+            for round in 0..rounds {
+                dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
+                dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(4), panel.add(PANEL_ROW));
+                dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(8), panel.add(2 * PANEL_ROW));
+                dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded.add(12), panel.add(3 * PANEL_ROW));
+                (folded, panel) = (folded.add(4 * UNROLLED), panel.add(UNROLLED * PANEL_ROW));
+                if round < units {
+                    next_fold.unit::<S, G, SMALL>(round);
                 }
-                Start::Sums { from, stride, offsets, offset_stride } => {
-                    for r in 0..MR {
-                        for v in 0..NV {
-                            let offset = S::Float::splat(*offsets.add(r * offset_stride + v * G / NV));
-                            let before = S::Float::load(from.add(r * stride + v * LANES));
-                            (before + offset).store(d.sums.add(r * TILE + v * LANES));
-                        }
-                    }
+                if round < unfinished {
+                    before.finish_row::<S, NV, G>(round);
                 }
+                d.fetch_beside::<S>(round);
             }
             for (r, sums) in sums.iter().enumerate() {
-                let scale = *d.scales.add(r);
-                for g in 0..G {
-                    let factor = S::Float::splat(scale * *d.factors.add(g));
-                    for v in g * NV / G..(g + 1) * NV / G {
-                        let before = S::Float::load(d.sums.add(r * TILE + v * LANES));
-                        sums[v].to_float().mul_add(factor, before).store(d.to.add(r * d.to_stride + v * LANES));
-                    }
+                for (v, sum) in sums.iter().enumerate() {
+                    sum.store(d.products.add(r * TILE + v * LANES).cast());
                 }
             }
         }
