@@ -14,9 +14,11 @@ use crate::place::Place;
 use crate::simd::product::Product;
 use crate::simd::{self, Kernel, LANES, Simd, add_rows, pack_rows, transpose_into};
 
-/// Parts of a text at most: enough that many cores have something to do, few enough that their sums are small
-/// beside x and dy.
+/// Parts of a text at most: enough for many cores. Of a short text at most [`PARTS_OF_SHORT`], and tokens in each of
+/// more than those at least [`PART_TOKENS`], so that the sums stay small beside x and dy.
 const PARTS_MAX: usize = 16;
+const PARTS_OF_SHORT: usize = 8;
+const PART_TOKENS: usize = 64;
 /// Columns of x (or dy) whose rows of a block stay in the first-level cache while all ranks read them.
 const SUM_COLUMNS: usize = 192;
 /// Columns of da (or rows of db) in a task of the second loop.
@@ -31,7 +33,8 @@ pub(super) struct Parts {
 
 impl Parts {
     pub fn new(tokens: usize) -> Self {
-        Self { tokens, count: tokens.div_ceil(BLOCK_TOKENS).min(PARTS_MAX) }
+        let count_max = tokens.div_ceil(PART_TOKENS).clamp(PARTS_OF_SHORT, PARTS_MAX);
+        Self { tokens, count: tokens.div_ceil(BLOCK_TOKENS).min(count_max) }
     }
     fn part(&self, part: usize) -> Range<usize> {
         part * self.tokens / self.count..(part + 1) * self.tokens / self.count

@@ -11,7 +11,7 @@ struct Case {
 }
 
 /// Sizes round the tiles (6 tokens, 4 or 2 ranks, 16 columns), the pieces (192, 512 and 1024 columns), the blocks (32
-/// tokens) and the parts (16 of the text at most, one block each up to 512 tokens).
+/// tokens) and the parts (8 of up to 512 tokens, one block each up to 256, then 16 at most).
 const CASES: [Case; 19] = [
     Case { tokens: 1, k: 1, n: 1, rank: 1, rate: 0.0 },
     Case { tokens: 0, k: 16, n: 16, rank: 4, rate: 0.0 },
