@@ -72,7 +72,10 @@ pub enum ModelError {
 }
 
 fn megabytes(bytes: u64) -> String {
-    format!("{:.0} MB", bytes as f64 / 1e6)
+    match bytes {
+        0..1_000_000 => format!("{bytes} bytes"),
+        _ => format!("{:.0} MB", bytes as f64 / 1e6),
+    }
 }
 
 fn what_fits(tokens: Option<usize>, blocks: Option<usize>) -> String {

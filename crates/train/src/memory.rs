@@ -57,16 +57,16 @@ pub(crate) fn planned_step(
     let new = PlanRequest::new(spec, tokens_max);
     let request = PlanRequest { frozen, ops, boundaries, kept_values, kept_blocks, program, ..new };
     let within = |budget_bytes| plan_step(model, &PlanRequest { budget_bytes, ..request.clone() });
+    let free = device::available_memory_bytes();
+    let all_there_is = free.map(|bytes| all.total() + bytes);
     let planned = match config.memory.0 {
-        Some(bytes) => within(Some(bytes))?,
-        None => {
-            let free = device::available_memory_bytes();
-            // Half of what is free leaves a machine that can be worked on; a run that needs more may have it all.
-            match within(free.map(|bytes| all.total() + bytes / 2)) {
-                Err(ModelError::NothingFits { .. }) => within(free.map(|bytes| all.total() + bytes))?,
-                planned => planned?,
-            }
-        }
+        // A limit is no promise that there is as much.
+        Some(bytes) => within(Some(all_there_is.map_or(bytes, |most| most.min(bytes))))?,
+        // Half of what is free leaves a machine that can be worked on; a run that needs more may have it all.
+        None => match within(free.map(|bytes| all.total() + bytes / 2)) {
+            Err(ModelError::NothingFits { .. }) => within(all_there_is)?,
+            planned => planned?,
+        },
     };
     Ok((planned, PlannedProgram { all, save_buffer }))
 }

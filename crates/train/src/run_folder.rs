@@ -52,6 +52,13 @@ pub enum RunFolderError {
     NotARun { path: PathBuf },
     #[error("{}: {what}{}", path.display(), way_forward(path))]
     Broken { path: PathBuf, what: String },
+    #[error(
+        "{} cannot go on: an earlier version of selftune began it with bfloat16 boundaries, and only its plan.json told how \
+         many blocks keep their values, which its numbers depend on. Put plan.json back from a copy, or begin a new run from \
+         what this one has learned: `selftune train --from {} --model MODEL --data FILE`",
+        path.display(), path.display()
+    )]
+    PlanGone { path: PathBuf },
     #[error("{} is in use by another training process{}", path.display(), holder(*process))]
     InUse { path: PathBuf, process: Option<u32> },
     #[error(
@@ -245,9 +252,17 @@ impl RunFolder {
     pub fn config(&self) -> Result<Option<TrainConfig>, RunFolderError> {
         let path = self.path.join("config.json");
         match read_own_text(&path)? {
-            Some(text) => Ok(Some(TrainConfig::from_json(&text, &path.display().to_string())?)),
+            Some(text) => self.completed(TrainConfig::from_json(&text, &path.display().to_string())?).map(Some),
             None => Ok(None),
         }
+    }
+    /// A configuration of this run with what an earlier version did not write into it.
+    fn completed(&self, config: TrainConfig) -> Result<TrainConfig, RunFolderError> {
+        if !config.lacks_kept_blocks() {
+            return Ok(config);
+        }
+        let plan = self.plan()?;
+        Ok(plan.map_or(config.clone(), |plan| config.with_blocks_of_plan(&plan.memory_choice)))
     }
     pub fn plan(&self) -> Result<Option<TrainPlan>, RunFolderError> {
         read_json(&self.path.join("plan.json"))
@@ -259,9 +274,17 @@ impl RunFolder {
     pub fn outcome(&self) -> Result<Option<TrainOutcome>, RunFolderError> {
         read_json(&self.path.join("summary.json"))
     }
-    /// The newest whole state, with a note if a newer one was damaged.
+    /// The newest whole state, with a note if a newer one was damaged. One of an earlier version has the settings that it
+    /// did not know, with what it did.
     pub fn state(&self) -> Result<Option<(State, Option<String>)>, RunFolderError> {
-        Ok(state_file::load(&self.state_folder())?.map(|loaded| (loaded.state, loaded.fallback)))
+        let Some(state_file::Loaded { mut state, fallback }) = state_file::load(&self.state_folder())? else {
+            return Ok(None);
+        };
+        // What cannot be read is compared as it stands.
+        if let Ok(config) = serde_json::from_value::<TrainConfig>(Value::Object(state.identity.config.clone())) {
+            self.completed(config)?.complete(&mut state.identity.config);
+        }
+        Ok(Some((state, fallback)))
     }
 
     /// Everything at once, for `inspect`.
@@ -326,6 +349,13 @@ impl RunFolder {
             self.files.create_folder(&self.state_folder())
         };
         Ok(write().map_err(FileError::of_new_run)?)
+    }
+    /// Writes the plan of a run that goes on where somebody has removed it.
+    pub(crate) fn keep_plan(&self, plan: &TrainPlan) -> Result<(), RunFolderError> {
+        match self.plan()? {
+            Some(_) => Ok(()),
+            None => Ok(self.files.replace_json(&self.path.join("plan.json"), plan)?),
+        }
     }
     pub(crate) fn end(&self, outcome: &TrainOutcome) -> Result<(), RunFolderError> {
         Ok(self.files.replace_json(&self.path.join("summary.json"), outcome)?)

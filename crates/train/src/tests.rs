@@ -20,6 +20,8 @@ use crate::plan::{TrainPlan, Trained};
 use crate::run_folder::{RunFolder, RunFolderError, RunStatus};
 use crate::train::{Begin, train_learner};
 
+mod earlier;
+
 /// A run on a stand-in, with what the tests vary.
 struct Setup {
     examples: Vec<Example>,

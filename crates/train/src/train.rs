@@ -25,7 +25,7 @@ use crate::memory::{PROGRAM_VARIES_BYTES, planned_step, program_now};
 use crate::monitor::Monitor;
 use crate::outcome::TrainOutcome;
 use crate::plan::{TrainPlan, Trained, longest, supervised_tokens};
-use crate::run_folder::{ExampleList, ListedExample, RunFolder};
+use crate::run_folder::{ExampleList, ListedExample, RunFolder, RunFolderError};
 use crate::state::{Difference, DifferenceKind, Identity, Progress};
 use crate::trainer::{Costs, Job, Trainer, probe};
 
@@ -251,6 +251,9 @@ pub(crate) fn train_learner<L: Learner>(
     let progress = match run.state()? {
         Some(_) if !resume => return Err(TrainError::Begun { path: run.path().to_owned() }),
         Some((state, fallback)) => {
+            if state.identity.lacks_kept_blocks() {
+                return Err(RunFolderError::PlanGone { path: run.path().to_owned() }.into());
+            }
             let mut differences = state.identity.differences(&identity);
             differences.extend(changed_examples(run, &list)?);
             if !differences.is_empty() {
@@ -282,8 +285,9 @@ pub(crate) fn train_learner<L: Learner>(
     };
     plan.cost = cost::predict(&costs, &begin.setting, plan.work, probed.as_ref());
     let plateau = plan.cost.as_ref().and_then(|cost| cost.plateau).unwrap_or(Plateau::NONE);
-    if progress.is_none() {
-        run.begin(begin.config, &plan, &list)?;
+    match progress {
+        None => run.begin(begin.config, &plan, &list)?,
+        Some(_) => run.keep_plan(&plan)?,
     }
 
     let mut stop_asked = observer(&TrainEvent::Started {

@@ -5,6 +5,7 @@ use super::{ImportError, ImportOptions, Importer, Needs, Sink, file_of, is_me, n
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
+use serde_json::error::Category;
 use std::collections::HashSet;
 use std::io::BufReader;
 
@@ -79,9 +80,13 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
     for path in &options.sources {
         let path = &file_of(path, "result.json");
         let export: Export = serde_json::from_reader(BufReader::new(open(path)?)).map_err(|error| {
-            let reason =
-                format!("line {}, column {}: {}", error.line(), error.column(), crate::read::explained(&error));
-            ImportError::source(path, format!("not an export of Telegram: {reason}"))
+            let (line, column, what) = (error.line(), error.column(), crate::read::explained(&error));
+            let help = match error.classify() {
+                Category::Eof => "the file was cut off; copy it again, or export again",
+                Category::Syntax => "mend the file there, or export again",
+                Category::Data | Category::Io => "export again in the format \"Machine-readable JSON\"",
+            };
+            ImportError::source(path, format!("not an export of Telegram: line {line}, column {column}: {what}; {help}"))
         })?;
         let Export { chats, name, kind, messages } = export;
         let chats = chats.map_or_else(|| vec![Part::Whole(Chat { name, kind, messages })], |chats| chats.list);

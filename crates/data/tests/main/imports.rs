@@ -391,6 +391,15 @@ fn what_is_broken_in_an_export_is_named_and_the_rest_taken() {
         format!(r#"{{"name":"c","type":"personal_chat","messages":[{},{}]}}"#, message(3, "Eve"), message(4, "Bob")),
     ];
     let file = telegram.write("result.json", format!(r#"{{"about":"x","chats":{{"list":[{}]}}}}"#, chats.join(",")));
+    for (text, words) in [
+        ("{\"chats\":\n {\"list\": [7", ["line 2", "was cut off"]),
+        ("{\"name\": \"a\"\n \"messages\": []}", ["line 2, column 2: expected `,` or `}`", "mend the file there"]),
+        ("[1]", ["line 1, column 2", "Machine-readable JSON"]),
+    ] {
+        let broken = telegram.write("broken.json", text.to_string());
+        let error = telegram.import("telegram", by("Bob", &[&broken])).unwrap_err().to_string();
+        assert!(error.contains("broken.json") && words.iter().all(|word| error.contains(word)), "{error}");
+    }
     let imported = telegram.import("telegram", by("Bob", &[&file])).unwrap();
     assert_eq!(
         left(&imported),

@@ -1,4 +1,5 @@
-//! LoRA adapters in files: PEFT folders in and out, MLX folders in and out, GGUF files out.
+//! LoRA adapters in files: PEFT folders in and out, MLX folders in and out, GGUF files out (and described, not read: the
+//! order of their rows is the base model's).
 //!
 //! In memory an adapter is always in PEFT's terms: A is [r, k_in], B is [n_out, r], and the product is multiplied by
 //! [`PeftConfig::scale`]. Reading is strict: a key that is unexpected, missing or of another shape is an error that
@@ -10,7 +11,7 @@ mod pairs;
 mod peft;
 mod stack;
 
-pub use gguf::write_gguf;
+pub use gguf::{GgufAdapter, GgufMatrix, describe_gguf, is_gguf, write_gguf};
 pub use mlx::{read_mlx, write_mlx};
 pub use peft::{peft_files, read_peft, write_peft};
 pub use stack::StackEntry;

@@ -133,7 +133,7 @@ fn check_metadata_file(path: &Path) -> Result<(), FormatError> {
     read_metadata(path, json::parse(path, &bytes)?).map(drop)
 }
 
-fn read_metadata(path: &Path, value: Value) -> Result<AdapterMetadata, FormatError> {
+pub(super) fn read_metadata(path: &Path, value: Value) -> Result<AdapterMetadata, FormatError> {
     let Value::Object(mut object) = value else {
         let problem = format!("expected an object, found {}", json::kind_name(&value));
         return Err(FormatError::key(path, METADATA_KEY, problem));

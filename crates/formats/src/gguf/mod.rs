@@ -141,7 +141,7 @@ fn byte_len(path: &Path, entry: &TensorEntry) -> Result<usize, FormatError> {
 }
 
 /// Checks that every tensor lies inside the file, starts aligned and overlaps no other.
-fn check_spans(container: &Container) -> Result<(), FormatError> {
+pub(crate) fn check_spans(container: &Container) -> Result<(), FormatError> {
     let path = container.path();
     let file_len = container.file.bytes().len();
     let mut names = HashSet::new();

@@ -432,6 +432,45 @@ fn gguf_adapters_have_llama_cpp_names_and_row_order() {
 }
 
 #[test]
+fn gguf_adapters_tell_their_receipt_and_damage_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter.gguf");
+    let adapter = small_adapter();
+    let config = json!({"model_type": "qwen2", "num_attention_heads": 2});
+    write_gguf(&path, &adapter, &config).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&read_adapter_gguf(&path).0["selftune.metadata"]).unwrap(), json!(adapter.metadata));
+    let found = describe_gguf(&path).unwrap();
+    assert!(is_gguf(&path) && adapter.metadata.is_some());
+    assert_eq!((&found.metadata, found.rank, found.lora_alpha), (&adapter.metadata, 2, adapter.config.scale() * 2.0));
+    assert_eq!((found.architecture.as_str(), found.matrices.len()), ("qwen2", adapter.matrices.len()));
+    assert_eq!((found.matrices[0].name.as_str(), found.matrices[0].n_out, found.matrices[0].k_in), ("blk.1.attn_q.weight", 8, 4));
+
+    let whole = fs::read(&path).unwrap();
+    let damaged = |bytes: &[u8], words: &str| {
+        fs::write(&path, bytes).unwrap();
+        let error = describe_gguf(&path).unwrap_err().to_string();
+        assert!(error.contains("adapter.gguf") && error.contains(words), "{words}: {error}");
+    };
+    let replaced = |from: &str, to: &str| {
+        let at = whole.windows(from.len()).position(|part| part == from.as_bytes()).unwrap();
+        [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
+    };
+    // The last bytes only fill up to the alignment.
+    (0..whole.len() - 32).for_each(|len| damaged(&whole[..len], ""));
+    damaged(&replaced("attn_q.weight.lora_b", "attn_q.weight.lora_c"), "lora_c");
+    damaged(&replaced("attn_q.weight.lora_b", "attn_x.weight.lora_b"), "blk.1.attn_q.weight.lora_b");
+    damaged(&replaced("base_content_hash", "base_content_hush"), "base_content_hash");
+    damaged(&replaced("\"receipt\"", " receipt\""), "");
+    damaged(&replaced("adapter.lora.alpha", "adapter.lora.alphb"), "adapter.lora.alpha");
+    damaged(&replaced("adapter.typ", "adapter.top"), "adapter.type");
+
+    write_gguf(&path, &AdapterFile { metadata: None, ..adapter }, &config).unwrap();
+    assert_eq!(describe_gguf(&path).unwrap().metadata, None);
+    fs::write(&path, "no GGUF").unwrap();
+    assert!(!is_gguf(&path) && !is_gguf(folder.path()));
+}
+
+#[test]
 fn a_folder_without_an_adapter_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let error = read_adapter(folder.path()).unwrap_err().to_string();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kernels::ops::Counters;
 use kernels::{CacheFormat, Ops, OpsOptions};
 
-use crate::adapter::AdapterWeights;
+use crate::adapter::{AdapterSpec, AdapterWeights};
 use crate::error::ModelError;
 use crate::plan::MemoryPlan;
 use crate::sampling::{Sampler, SamplingOptions};
@@ -72,15 +72,24 @@ impl Generator {
         for adapter in adapters {
             adapter.validate(model.config())?;
         }
-        let mut program = Program::new(model, adapters.iter().map(|adapter| adapter.spec.clone()).collect(), options)?;
-        let mut batch = Batch::new(program.batch_rows());
-        let planned = program.dry_run(&mut batch);
+        let specs = adapters.iter().map(|adapter| adapter.spec.clone()).collect();
+        let (program, batch, planned) = laid_out(model, specs, options)?;
         let plan = program.memory_plan(planned);
         let ops = Ops::new(options.ops, &program.places.arena, planned.scratch_bytes);
         let cached = Vec::with_capacity(options.context_tokens_max);
         let mut generator = Self { ops, program, plan, cached, batch };
         generator.write_adapters(adapters);
         Ok(generator)
+    }
+
+    /// What a generator with adapters of these shapes would take, without taking it. The model may be one that is only
+    /// planned.
+    pub fn planned(
+        model: &Arc<Model>,
+        specs: &[AdapterSpec],
+        options: GeneratorOptions,
+    ) -> Result<MemoryPlan, ModelError> {
+        laid_out(Arc::clone(model), specs.to_vec(), options).map(|(program, _, planned)| program.memory_plan(planned))
     }
 
     /// What the generator takes and what its fullest chunk computes.
@@ -288,4 +297,16 @@ impl Generator {
             false => Err(ModelError::TooManyTokens { tokens, limit, of: "the generator's context" }),
         }
     }
+}
+
+/// A program, the batch that it runs on, and what its fullest chunk computes; no memory of the ops is taken.
+fn laid_out(
+    model: Arc<Model>,
+    specs: Vec<AdapterSpec>,
+    options: GeneratorOptions,
+) -> Result<(Program, Batch, Counters), ModelError> {
+    let mut program = Program::new(model, specs, options)?;
+    let mut batch = Batch::new(program.batch_rows());
+    let planned = program.dry_run(&mut batch);
+    Ok((program, batch, planned))
 }

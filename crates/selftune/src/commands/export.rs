@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Write an adapter in another program's format.
 ///
 /// An adapter of another base than --model is refused, unless --other-base says that it is the same model in other files.
-/// peft and mlx keep the receipt of what the adapter saw (`selftune inspect --saw ID`), of several that of all.
+/// All formats keep the receipt of what the adapter saw (`selftune inspect --saw ID`), of several that of all.
 ///
 /// peft: a folder for transformers and most others; mlx: a folder for mlx-lm; gguf: a file for llama.cpp's --lora;
 /// merged: the whole model with the adapter in its weights, as `selftune merge`. Several adapters become one whose rank

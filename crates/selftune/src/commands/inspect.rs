@@ -3,6 +3,7 @@
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::model_store;
 use crate::terminal::{STRONG, Terminal, human_bytes, human_count, human_seconds};
+use formats::adapter::AdapterMetadata;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use train::{Receipt, RunFolder};
@@ -12,7 +13,7 @@ use train::{Receipt, RunFolder};
 /// Reads headers only: a model is neither loaded nor changed.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// GGUF file, model folder, adapter folder, run folder, or the name of a pulled model
+    /// GGUF file of a model or an adapter, model folder, adapter folder, run folder, or the name of a pulled model
     #[arg(required_unless_present = "machine")]
     path: Option<PathBuf>,
     /// Say what the sensors of this machine tell, and what they cannot tell and why
@@ -33,6 +34,9 @@ pub fn run(arguments: Arguments, terminal: &Terminal) -> Outcome {
     }
     if path.join("adapter_config.json").is_file() {
         return inspect_adapter(path, arguments.tensors, arguments.saw.as_deref(), terminal);
+    }
+    if formats::adapter::is_gguf(path) {
+        return inspect_gguf_adapter(path, arguments.tensors, arguments.saw.as_deref(), terminal);
     }
     // A name of a model is text; anything else can only be a path.
     let model = path.to_str().map_or_else(|| Ok(path.clone()), model_store::resolve)?;
@@ -191,18 +195,7 @@ fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, termin
     field(terminal, "adapts", modules_text.join(", "));
     field(terminal, "parameters", human_count(parameters as u64));
     field(terminal, "base", file.config.base_model_name_or_path.as_deref().unwrap_or("(not named)"));
-    match &file.metadata {
-        Some(metadata) => {
-            field(terminal, "base hash", &metadata.base_content_hash);
-            field(terminal, "written by", format!("selftune {}", metadata.selftune_version));
-        }
-        None => field(terminal, "written by", "another program"),
-    }
-    let receipt = file.metadata.as_ref().and_then(|metadata| serde_json::from_value(metadata.receipt.clone()).ok());
-    if let Some(receipt) = &receipt {
-        show_receipt(receipt, terminal);
-    }
-    let saw = show_saw(record, receipt.as_ref(), terminal);
+    let saw = show_metadata(file.metadata.as_ref(), record, terminal);
     if list_tensors {
         terminal.heading("Matrices");
         for matrix in &file.matrices {
@@ -223,6 +216,53 @@ fn inspect_adapter(path: &Path, list_tensors: bool, record: Option<&str>, termin
         "metadata": file.metadata,
     }));
     Ok(ExitStatus::Done)
+}
+
+fn inspect_gguf_adapter(path: &Path, list_tensors: bool, record: Option<&str>, terminal: &Terminal) -> Outcome {
+    let file = formats::adapter::describe_gguf(path).bad_input(format!("{} is no adapter", path.display()))?;
+    let rank = file.rank;
+    let parameters: usize = file.matrices.iter().map(|matrix| rank * (matrix.n_out + matrix.k_in)).sum();
+    let scale = file.lora_alpha / rank as f64;
+    terminal.heading(format!("Adapter {}", path.display()));
+    field(terminal, "format", format!("GGUF for llama.cpp, architecture {}", file.architecture));
+    field(terminal, "LoRA", format!("rank {rank}, alpha {}, multiplier {scale}", file.lora_alpha));
+    field(terminal, "adapts", format!("{} matrices", file.matrices.len()));
+    field(terminal, "parameters", human_count(parameters as u64));
+    let saw = show_metadata(file.metadata.as_ref(), record, terminal);
+    if list_tensors {
+        terminal.heading("Matrices");
+        for matrix in &file.matrices {
+            terminal.line(format!("  {:<44} A [{rank}, {}]  B [{}, {rank}]", matrix.name, matrix.k_in, matrix.n_out));
+        }
+    }
+    terminal.json(&serde_json::json!({
+        "adapter": path.display().to_string(),
+        "architecture": file.architecture,
+        "rank": rank,
+        "lora_alpha": file.lora_alpha,
+        "scale": scale,
+        "parameters": parameters,
+        "matrices": file.matrices.len(),
+        "saw": saw,
+        "metadata": file.metadata,
+    }));
+    Ok(ExitStatus::Done)
+}
+
+/// Shows what selftune wrote into an adapter, and answers `--saw`.
+fn show_metadata(metadata: Option<&AdapterMetadata>, record: Option<&str>, terminal: &Terminal) -> Option<bool> {
+    match metadata {
+        Some(metadata) => {
+            field(terminal, "base hash", &metadata.base_content_hash);
+            field(terminal, "written by", format!("selftune {}", metadata.selftune_version));
+        }
+        None => field(terminal, "written by", "another program"),
+    }
+    let receipt = metadata.and_then(|metadata| serde_json::from_value(metadata.receipt.clone()).ok());
+    if let Some(receipt) = &receipt {
+        show_receipt(receipt, terminal);
+    }
+    show_saw(record, receipt.as_ref(), terminal)
 }
 
 fn inspect_run(path: &Path, terminal: &Terminal) -> Outcome {

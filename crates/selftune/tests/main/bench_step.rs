@@ -80,10 +80,6 @@ fn another_build_runs_in_turns() {
     let result = step(&["--rank", "4", "--against-binary", itself, "--no-check"]);
     assert_eq!(result["against"]["losses_equal"], true, "{result}");
     assert_eq!(result["against"]["settings"][0], itself);
-    let place = Place::new();
-    let refuses = |more: &[&str], code, words: &[&str]| place.refuses(&[&SHORT, more].concat(), code, words);
-    refuses(&["--against-binary", "no-such-program"], 3, &["no-such-program"]);
-    refuses(&["--against-binary", "/bin/true"], 1, &["bench step --serve"]);
 }
 
 #[test]
@@ -116,6 +112,17 @@ fn what_cannot_run_is_refused_before_weights_are_made() {
     refuses(&["--against", "tokens=99999"], 3, &["--against", "40960"]);
     refuses(&["--memory", "1MB"], 3, &["1 MB"]);
     refuses(&["--against", "memory=1MB"], 3, &["--against", "1 MB"]);
+    // A limit above what any machine has is none.
+    for limit in ["any", "900000GB"] {
+        let large = ["--tokens", "40960", "--targets", "all", "--recompute", "never", "--precision", "exact", "--skip", "off"];
+        let output = place.command(&["bench", "step", "--shape", "qwen3-8b", "--memory", limit]).args(large).env("TMPDIR", place.path("nowhere"));
+        let output = output.output().expect("it starts");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(3) && message.contains("no plan fits"), "{limit}: {message}");
+    }
+    refuses(&["--against-binary", "no-such-program"], 3, &["cannot start no-such-program"]);
+    refuses(&["--against-binary", "/"], 3, &["cannot start /"]);
+    refuses(&["--against-binary", "/bin/true"], 1, &["/bin/true", "bench step --serve"]);
     // The weights themselves, which the others do not come to.
     refuses(&["--model-blocks", "1"], 1, &["nowhere"]);
 }
@@ -142,4 +149,11 @@ fn nothing_is_left_of_a_killed_bench() {
     child.kill().expect("killed");
     child.wait().expect("ended");
     assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 0);
+}
+
+#[test]
+fn answers_that_no_memory_holds_are_refused_before_weights_are_made() {
+    let most = ["--prompt-tokens", "30000", "--tokens", "10000", "--candidates", "256", "--cache", "f32,f32,f32,f32,f32,f32,f32,f32"];
+    let generate = ["bench", "generate", "--shape", "qwen3-8b"];
+    Place::new().refuses(&[&generate[..], &most].concat(), 2, &["--candidates 256 takes", "are available: expected"]);
 }

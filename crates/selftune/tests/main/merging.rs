@@ -183,7 +183,7 @@ fn exported_adapters_compute_the_same_and_a_stack_becomes_one() {
     no_unfinished_folder(&place);
 
     // The newest records are held out; whatever was made of the adapters tells what they saw.
-    for made in [task, "task-peft", "as-peft", "as-mlx", "whole"] {
+    for made in [task, "task-peft", "as-peft", "as-mlx", "both.gguf", "whole"] {
         let saw = |record: &str| place.json(&["inspect", made, "--saw", record])["saw"].clone();
         assert_eq!((saw("r0"), saw("r39")), (true.into(), false.into()), "{made}");
     }

@@ -48,7 +48,7 @@ impl Serialize for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "expected auto, or bytes such as 900MB, 1.5GB or 2GiB")]
         enum Written {
             Bytes(u64),
             Text(String),

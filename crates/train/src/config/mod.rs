@@ -4,6 +4,7 @@
 //! that does not exist, or a value that makes no sense, is an error that names the key and what was expected.
 
 mod described;
+mod earlier;
 mod memory_limit;
 mod parse;
 mod presets;
@@ -328,7 +329,7 @@ mod names {
         use serde::{Deserializer, Serializer, de::Error, ser::SerializeSeq};
 
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "expected projections such as q,v or [\"q\", \"v\"], or all")]
         enum Names {
             One(String),
             Many(Vec<String>),

@@ -103,7 +103,7 @@ impl TrainConfig {
     /// Reads a configuration that was written out in full, as a run folder keeps it.
     pub fn from_json(text: &str, origin: &str) -> Result<TrainConfig, ConfigError> {
         let config: TrainConfig = serde_json::from_str(text)
-            .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), message: error.to_string() })?;
+            .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), message: in_plain_words(error) })?;
         config.validate()?;
         Ok(config)
     }
@@ -232,7 +232,7 @@ fn set(
         origin: origin.to_owned(),
         key: name.to_owned(),
         value: value.to_string(),
-        message,
+        message: in_plain_words(message),
     };
     // JSON has no infinities: it would turn them into null and confuse the message.
     if value.as_float().is_some_and(|number| !number.is_finite()) {
@@ -241,6 +241,18 @@ fn set(
     let json = serde_json::to_value(value).map_err(|error| type_error(error.to_string()))?;
     map.insert(key.to_owned(), json);
     serde_json::from_value(Value::Object(map)).map_err(|error| type_error(error.to_string()))
+}
+
+/// The same without names of types, which `serde` says that it expects.
+fn in_plain_words(message: impl ToString) -> String {
+    const WORDS: [(&str, &str); 5] = [
+        ("expected usize", "expected a whole number, 0 or more"),
+        ("expected u64", "expected a whole number, 0 or more"),
+        ("expected i64", "expected a whole number"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+    ];
+    WORDS.iter().fold(message.to_string(), |message, (name, words)| message.replace(name, words))
 }
 
 #[cfg(test)]
@@ -306,13 +318,17 @@ mod tests {
     #[test]
     fn values_of_the_wrong_kind_name_key_and_value() {
         for (file, parts) in [
-            ("rank = \"eight\"", ["`rank = \"eight\"`", "expected usize"]),
-            ("rank = -1", ["`rank = -1`", "expected usize"]),
-            ("rank = 8.5", ["`rank = 8.5`", "expected usize"]),
+            ("rank = \"eight\"", ["`rank = \"eight\"`", "expected a whole number, 0 or more"]),
+            ("rank = -1", ["`rank = -1`", "expected a whole number"]),
+            ("rank = 8.5", ["`rank = 8.5`", "expected a whole number"]),
             ("learning_rate = nan", ["`learning_rate = nan`", "finite"]),
             ("schedule = \"cosin\"", ["`schedule = \"cosin\"`", "cosine"]),
             ("precision = \"int3\"", ["`precision = \"int3\"`", "a16, exact, a8"]),
             ("targets = [\"q\", \"w\"]", ["`w` is no projection", "self_attn.q_proj"]),
+            ("memory = -5", ["`memory = -5`", "expected auto, or bytes such as 900MB"]),
+            ("memory = true", ["`memory = true`", "expected auto, or bytes such as 900MB"]),
+            ("targets = 5", ["`targets = 5`", "expected projections such as q,v"]),
+            ("save_sync = 5", ["`save_sync = 5`", "expected true or false"]),
             ("rank = ", ["run.toml", "line 1"]),
             ("preset = \"papre\"", ["papre", "default, paper"]),
         ] {

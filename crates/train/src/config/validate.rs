@@ -183,7 +183,7 @@ mod tests {
         let message = file("quiet_hours = 22:00:00");
         assert!(message.contains("quiet_hours") && message.contains("two different times of day"), "{message}");
         let message = file("rank = 2026-01-01");
-        assert!(message.contains("rank") && message.contains("expected usize"), "{message}");
+        assert!(message.contains("rank") && message.contains("expected a whole number, 0 or more"), "{message}");
         // Values are judged together, after the last override.
         let both = TrainConfig::load(None, None, &["passes=0".to_owned(), "steps=3".to_owned()]).unwrap();
         assert_eq!(both.updates(100), 3);

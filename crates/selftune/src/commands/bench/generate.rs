@@ -1,7 +1,7 @@
 //! `selftune bench generate`: prompts and answers of a model of a known shape against the ceilings of this machine.
 
 use super::step::watch_memory;
-use super::{instruction_set, model_shape};
+use super::{check_memory, instruction_set, model_shape};
 use crate::failure::{ExitStatus, Failure, InputError, Outcome};
 use crate::terminal::{Terminal, human_bytes};
 use crate::workbench::THREADS_MAX;
@@ -86,6 +86,35 @@ fn check(arguments: &Arguments) -> Result<Isa, Failure> {
     instruction_set(arguments.isa.as_deref())
 }
 
+/// A generator's options with a cache of that format.
+fn options(arguments: &Arguments, ops: OpsOptions, cache: CacheFormat) -> GeneratorOptions {
+    GeneratorOptions {
+        cache,
+        candidates_max: arguments.candidates,
+        candidate_tokens_max: arguments.tokens,
+        ..GeneratorOptions::new(ops, arguments.prompt_tokens + arguments.tokens)
+    }
+}
+
+/// Plans everything on a model without weights, which take long to make: the weights, all generators, and the one of the
+/// check beside them.
+fn check_fits(arguments: &Arguments, ops: OpsOptions) -> Result<(), Failure> {
+    let config = arguments.shape.config();
+    let model = Arc::new(synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::Planned)?);
+    let weights = model.weights_bytes();
+    let checking = GeneratorOptions::new(ops, arguments.prompt_tokens + arguments.tokens);
+    let generators = arguments.cache.iter().map(|&cache| options(arguments, ops, cache)).chain([checking]);
+    let mut needed = weights as u64;
+    for options in generators {
+        let plan = Generator::planned(&model, &[], options).bad_input("cannot measure")?;
+        needed = needed.saturating_add((plan.total_bytes() - weights) as u64);
+    }
+    let Arguments { prompt_tokens, tokens, candidates, .. } = arguments;
+    let shape = arguments.shape.name;
+    let what = format!("--shape {shape} with --prompt-tokens {prompt_tokens}, --tokens {tokens} and --candidates {candidates}");
+    check_memory(&what, "a smaller shape or less of these", Some(needed))
+}
+
 /// Seconds of each part, round by round; of decoding, step by step.
 #[derive(Default)]
 struct Times {
@@ -117,6 +146,8 @@ impl Row {
 
 pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let isa = check(arguments)?;
+    let ops = OpsOptions { threads: arguments.threads, isa, precision: Precision::A16 };
+    check_fits(arguments, ops)?;
     let ceilings = kernels::ceiling::measure(isa);
     terminal.line(format!(
         "{} with random 4-bit weights on {}, {}, {} thread(s); medians, ceilings measured between the rounds",
@@ -130,16 +161,10 @@ pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
     let model = synthetic_model(&config, &SyntheticWeights::default(), SyntheticPlace::Memory)?;
     spinner.finish_and_clear();
     let model = Arc::new(model);
-    let ops = OpsOptions { threads: arguments.threads, isa, precision: Precision::A16 };
     let mut generators = Vec::new();
     for &cache in &arguments.cache {
-        let options = GeneratorOptions {
-            cache,
-            candidates_max: arguments.candidates,
-            candidate_tokens_max: arguments.tokens,
-            ..GeneratorOptions::new(ops, arguments.prompt_tokens + arguments.tokens)
-        };
-        let generator = Generator::new(Arc::clone(&model), None, options).bad_input("cannot measure")?;
+        let generator =
+            Generator::new(Arc::clone(&model), None, options(arguments, ops, cache)).bad_input("cannot measure")?;
         generators.push((cache, generator, Times::default()));
     }
     let bar = terminal.bar((arguments.rounds * generators.len()) as u64, "bench", "rounds");

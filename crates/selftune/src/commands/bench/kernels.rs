@@ -1,8 +1,8 @@
 //! `selftune bench kernels`: the products with frozen weights against the ceilings of this machine.
 
-use super::{instruction_set, json_ceilings, model_shape};
+use super::{check_memory, instruction_set, json_ceilings, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
-use crate::terminal::{Terminal, human_bytes};
+use crate::terminal::Terminal;
 use kernels::bench::{BenchCase, BenchRow, StreamCase, StreamRow, bench_qlinear, bench_stream};
 use kernels::qlinear::Direction;
 use kernels::{Isa, Precision};
@@ -125,19 +125,6 @@ fn check(arguments: &Arguments) -> Result<Isa, Failure> {
         check_memory(&what, "less", stream_case(arguments, isa, STREAMED_SIDE, arguments.stream_mb).memory_bytes()?)?;
     }
     Ok(isa)
-}
-
-/// Refuses what would take more memory than there is. `needed_bytes` are `None` where no machine has as many.
-fn check_memory(what: &str, expected: &str, needed_bytes: Option<u64>) -> Result<(), Failure> {
-    let needed = needed_bytes.map_or("more memory than can be addressed".into(), |bytes| format!("{} of memory", human_bytes(bytes)));
-    match device::available_memory_bytes() {
-        Some(available) if needed_bytes.is_none_or(|needed| needed > available) => Err(Failure::usage(format!(
-            "{what} takes {needed}, {} are available: expected {expected}",
-            human_bytes(available)
-        ))),
-        None if needed_bytes.is_none() => Err(Failure::usage(format!("{what} takes {needed}: expected {expected}"))),
-        _ => Ok(()),
-    }
 }
 
 pub(super) fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {

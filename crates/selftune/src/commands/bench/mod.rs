@@ -6,7 +6,7 @@ mod step;
 
 use crate::failure::{Failure, Outcome};
 use crate::simulation;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, human_bytes};
 use ::kernels::ceiling::Ceilings;
 use ::kernels::Isa;
 use model::{KNOWN_SHAPES, KnownShape};
@@ -70,5 +70,18 @@ fn instruction_set(name: Option<&str>) -> Result<Isa, Failure> {
             let names: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
             Failure::usage(format!("--isa {name}: this machine has {}", names.join(", ")))
         }),
+    }
+}
+
+/// Refuses what would take more memory than there is. `needed_bytes` are `None` where no machine has as many.
+fn check_memory(what: &str, expected: &str, needed_bytes: Option<u64>) -> Result<(), Failure> {
+    let needed = needed_bytes.map_or("more memory than can be addressed".into(), |bytes| format!("{} of memory", human_bytes(bytes)));
+    match device::available_memory_bytes() {
+        Some(available) if needed_bytes.is_none_or(|needed| needed > available) => Err(Failure::usage(format!(
+            "{what} takes {needed}, {} are available: expected {expected}",
+            human_bytes(available)
+        ))),
+        None if needed_bytes.is_none() => Err(Failure::usage(format!("{what} takes {needed}: expected {expected}"))),
+        _ => Ok(()),
     }
 }

@@ -13,6 +13,10 @@ use crate::failure::Failure;
 
 /// The longest line that is read of another program.
 const LINE_BYTES_MAX: u64 = 1 << 20;
+/// How long a program may take to say what it can do.
+const HELP_PATIENCE: Duration = Duration::from_secs(20);
+/// What the help of a build that runs steps for another one tells of.
+const KNOWN_BY: &[u8] = b"--against-binary";
 /// How long a program whose requests have ended may take to end.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -36,8 +40,33 @@ pub struct OtherBuild {
 impl OtherBuild {
     /// Has it run steps, each of which may take as long as `patience`.
     pub fn start(program: &Path, arguments: &[String], patience: Duration) -> Result<Self, Failure> {
+        let serve = ["--json", "--quiet", "--serve"].into_iter().chain(arguments.iter().map(String::as_str));
+        Self::spawn(program, serve, patience)
+    }
+
+    /// Refuses what cannot be run or does not know of such requests, in seconds: its weights would take minutes.
+    pub fn check(program: &Path) -> Result<(), Failure> {
+        Self::spawn(program, ["--help"], HELP_PATIENCE)?.is_a_build()
+    }
+
+    fn is_a_build(&self) -> Result<(), Failure> {
+        let start = Instant::now();
+        // Whatever goes on without an end is none either.
+        while let Ok(Ok(line)) = self.answers.recv_timeout(self.patience.saturating_sub(start.elapsed())) {
+            if line.windows(KNOWN_BY.len()).any(|part| part == KNOWN_BY) {
+                return Ok(());
+            }
+        }
+        Err(anyhow::anyhow!("{}: no build with `bench step --serve`: its `bench step --help` says nothing of it", self.program).into())
+    }
+
+    fn spawn<'a>(
+        program: &Path,
+        arguments: impl IntoIterator<Item = &'a str>,
+        patience: Duration,
+    ) -> Result<Self, Failure> {
         let mut command = Command::new(program);
-        command.args(["bench", "step", "--json", "--quiet", "--serve"]).args(arguments);
+        command.args(["bench", "step"]).args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let name = program.display().to_string();
         let mut child = command.spawn().map_err(|error| Failure::input(format!("cannot start {name}: {error}")))?;

@@ -14,7 +14,7 @@ use ::kernels::ceiling::{Ceilings, Instruction, measure, probe};
 use ::kernels::{Isa, Precision};
 use model::{KnownShape, Model, ModelConfig, SyntheticPlace, SyntheticWeights, synthetic_model};
 
-use super::{instruction_set, model_shape};
+use super::{check_memory, instruction_set, model_shape};
 use crate::failure::{ExitStatus, Failure, Outcome};
 use crate::terminal::Terminal;
 use check::Check;
@@ -213,6 +213,7 @@ pub fn run(arguments: &Arguments, terminal: &Terminal) -> Outcome {
         return Err(Failure::usage(format!("--steps {}: expected 1 to 1000", arguments.steps)));
     }
     let config = model_config(arguments)?;
+    arguments.against_binary.as_deref().map_or(Ok(()), OtherBuild::check)?;
     check_plans(arguments, &config, &setting, setting_against.as_ref())?;
     let model = synthetic(&config, terminal)?;
     if arguments.serve {
@@ -286,9 +287,12 @@ fn check_plans(
         against.spec(config).map_err(|message| Failure::usage(format!("--against {message}")))?;
     }
     let model = Arc::new(synthetic_model(config, &SyntheticWeights::default(), SyntheticPlace::Planned)?);
-    subject::plan(&model, setting)?;
+    let (_, first) = subject::plan(&model, setting)?;
     if let (Some(against), None) = (against, &arguments.against_binary) {
-        subject::plan(&model, against).map_err(|failure| Failure { error: failure.error.context("--against"), ..failure })?;
+        let refused = |failure: Failure| Failure { error: failure.error.context("--against"), ..failure };
+        let (_, second) = subject::plan(&model, against).map_err(refused)?;
+        let together = first.peak.anonymous_bytes + second.peak.anonymous_bytes;
+        check_memory("the step beside that of --against", "smaller settings, or a --memory for both", Some(together))?;
     }
     Ok(())
 }

@@ -162,18 +162,20 @@ impl Subject {
     }
 }
 
-/// How a step of `setting` runs. The model may be one that is only planned.
+/// How a step of `setting` runs, within the memory that there is. The model may be one that is only planned.
 pub fn plan(model: &Arc<Model>, setting: &Setting) -> Result<(AdapterSpec, PlannedStep), Failure> {
     let spec = setting.spec(model.config()).map_err(Failure::usage)?;
+    let program = program_bytes(model, setting, &spec);
+    let available = device::available_memory_bytes().map(|free| program.total() + free);
     let request = PlanRequest {
         ops: setting.ops,
         necessary_work: setting.skip,
-        budget_bytes: setting.memory_bytes,
+        budget_bytes: [setting.memory_bytes, available].into_iter().flatten().min(),
         boundaries: setting.boundaries,
         kept_values: setting.kept_values,
         weights: setting.weights,
         memory: setting.memory_choice(),
-        program: program_bytes(model, setting, &spec).into(),
+        program: program.into(),
         ..PlanRequest::new(&spec, setting.tokens)
     };
     let planned = plan_step(model, &request).bad_input("no such step")?;
