@@ -42,8 +42,6 @@ pub enum RunFolderError {
     File(#[from] FileError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error(transparent)]
-    Config(#[from] ConfigError),
     #[error("{} already holds a run; resume it, or choose another folder", path.display())]
     Exists { path: PathBuf },
     #[error("{} is not empty and not a run folder; nothing in it was touched, choose another folder", path.display())]
@@ -76,6 +74,9 @@ fn way_forward(path: &Path) -> &'static str {
             "; it only tells what the run waits for: remove it, and a run that has to wait writes it anew"
         }
         Some("summary.json" | "plan.json") => "; remove it: a run that goes on writes it anew",
+        Some("config.json") => {
+            "; put it back from a copy, or begin a new run from what this one has learned: `selftune train --from RUN`"
+        }
         Some("run.json" | "examples.json") => {
             "; put it back from a copy, or begin a new run in another folder: adapters in this one stay usable with --adapter"
         }
@@ -252,7 +253,14 @@ impl RunFolder {
     pub fn config(&self) -> Result<Option<TrainConfig>, RunFolderError> {
         let path = self.path.join("config.json");
         match read_own_text(&path)? {
-            Some(text) => self.completed(TrainConfig::from_json(&text, &path.display().to_string())?).map(Some),
+            Some(text) => {
+                let config = TrainConfig::from_json(&text, "");
+                let what = |error| match error {
+                    ConfigError::Syntax { message, .. } => message,
+                    error => error.to_string(),
+                };
+                self.completed(config.map_err(|error| RunFolderError::Broken { path, what: what(error) })?).map(Some)
+            }
             None => Ok(None),
         }
     }

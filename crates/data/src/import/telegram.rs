@@ -86,7 +86,10 @@ fn read(options: &ImportOptions, sink: &mut Sink) -> Result<(), ImportError> {
                 Category::Syntax => "mend the file there, or export again",
                 Category::Data | Category::Io => "export again in the format \"Machine-readable JSON\"",
             };
-            ImportError::source(path, format!("not an export of Telegram: line {line}, column {column}: {what}; {help}"))
+            ImportError::source(
+                path,
+                format!("not an export of Telegram: line {line}, column {column}: {what}; {help}"),
+            )
         })?;
         let Export { chats, name, kind, messages } = export;
         let chats = chats.map_or_else(|| vec![Part::Whole(Chat { name, kind, messages })], |chats| chats.list);

@@ -394,7 +394,7 @@ fn what_is_broken_in_an_export_is_named_and_the_rest_taken() {
     for (text, words) in [
         ("{\"chats\":\n {\"list\": [7", ["line 2", "was cut off"]),
         ("{\"name\": \"a\"\n \"messages\": []}", ["line 2, column 2: expected `,` or `}`", "mend the file there"]),
-        ("[1]", ["line 1, column 2", "Machine-readable JSON"]),
+        ("[1]", ["line 1, column 3", "Machine-readable JSON"]),
     ] {
         let broken = telegram.write("broken.json", text.to_string());
         let error = telegram.import("telegram", by("Bob", &[&broken])).unwrap_err().to_string();

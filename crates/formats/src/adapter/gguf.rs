@@ -106,7 +106,13 @@ pub fn describe_gguf(path: &Path) -> Result<GgufAdapter, FormatError> {
     check_spans(&file)?;
     let (rank, matrices) = described_pairs(path, &file)?;
     let metadata = file.text(METADATA_KEY)?.map(|text| read_metadata(path, json::parse(path, text.as_bytes())?));
-    Ok(GgufAdapter { architecture: text(ARCHITECTURE_KEY)?.to_owned(), rank, lora_alpha, matrices, metadata: metadata.transpose()? })
+    Ok(GgufAdapter {
+        architecture: text(ARCHITECTURE_KEY)?.to_owned(),
+        rank,
+        lora_alpha,
+        matrices,
+        metadata: metadata.transpose()?,
+    })
 }
 
 /// The rank of all pairs of `file`, which must be complete and alike, and their shapes.
@@ -131,7 +137,9 @@ fn described_pairs(path: &Path, file: &Container) -> Result<(usize, Vec<GgufMatr
         };
         let expected = *rank.get_or_insert(a_rank);
         if a_rank != expected || b_rank != expected || expected == 0 {
-            return Err(error(format!("ranks {a_rank} and {b_rank}, expected {expected}, above 0, as the first matrix has")));
+            return Err(error(format!(
+                "ranks {a_rank} and {b_rank}, expected {expected}, above 0, as the first matrix has"
+            )));
         }
         matrices.push(GgufMatrix { name: name.to_owned(), n_out, k_in });
     }

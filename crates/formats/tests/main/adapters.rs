@@ -438,12 +438,18 @@ fn gguf_adapters_tell_their_receipt_and_damage_is_named() {
     let adapter = small_adapter();
     let config = json!({"model_type": "qwen2", "num_attention_heads": 2});
     write_gguf(&path, &adapter, &config).unwrap();
-    assert_eq!(serde_json::from_str::<Value>(&read_adapter_gguf(&path).0["selftune.metadata"]).unwrap(), json!(adapter.metadata));
+    assert_eq!(
+        serde_json::from_str::<Value>(&read_adapter_gguf(&path).0["selftune.metadata"]).unwrap(),
+        json!(adapter.metadata)
+    );
     let found = describe_gguf(&path).unwrap();
     assert!(is_gguf(&path) && adapter.metadata.is_some());
     assert_eq!((&found.metadata, found.rank, found.lora_alpha), (&adapter.metadata, 2, adapter.config.scale() * 2.0));
     assert_eq!((found.architecture.as_str(), found.matrices.len()), ("qwen2", adapter.matrices.len()));
-    assert_eq!((found.matrices[0].name.as_str(), found.matrices[0].n_out, found.matrices[0].k_in), ("blk.1.attn_q.weight", 8, 4));
+    assert_eq!(
+        (found.matrices[0].name.as_str(), found.matrices[0].n_out, found.matrices[0].k_in),
+        ("blk.1.attn_q.weight", 8, 4)
+    );
 
     let whole = fs::read(&path).unwrap();
     let damaged = |bytes: &[u8], words: &str| {

@@ -99,6 +99,7 @@ fn what_cannot_run_is_refused_before_weights_are_made() {
     refuses(&["--against", "colour=red"], 2, &["colour", "targets"]);
     refuses(&["--against", "rank"], 2, &["KEY=VALUE"]);
     refuses(&["--rank", "0"], 2, &["--rank=0", "1 to 1024"]);
+    refuses(&["--rank", "-5"], 2, &["--rank=-5", "1 to 1024"]);
     refuses(&["--against", "rank=0"], 2, &["--against rank=0", "1 to 1024"]);
     refuses(&["--threads", "9999"], 2, &["--threads=9999"]);
     refuses(&["--targets", "q,q"], 2, &["--targets=q,q", "each once"]);
@@ -114,9 +115,10 @@ fn what_cannot_run_is_refused_before_weights_are_made() {
     refuses(&["--against", "memory=1MB"], 3, &["--against", "1 MB"]);
     // A limit above what any machine has is none.
     for limit in ["any", "900000GB"] {
-        let large = ["--tokens", "40960", "--targets", "all", "--recompute", "never", "--precision", "exact", "--skip", "off"];
-        let output = place.command(&["bench", "step", "--shape", "qwen3-8b", "--memory", limit]).args(large).env("TMPDIR", place.path("nowhere"));
-        let output = output.output().expect("it starts");
+        let large =
+            ["--tokens", "40960", "--targets", "all", "--recompute", "never", "--precision", "exact", "--skip", "off"];
+        let mut command = place.command(&["bench", "step", "--shape", "qwen3-8b", "--memory", limit]);
+        let output = command.args(large).env("TMPDIR", place.path("nowhere")).output().expect("it starts");
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(3) && message.contains("no plan fits"), "{limit}: {message}");
     }
@@ -153,7 +155,16 @@ fn nothing_is_left_of_a_killed_bench() {
 
 #[test]
 fn answers_that_no_memory_holds_are_refused_before_weights_are_made() {
-    let most = ["--prompt-tokens", "30000", "--tokens", "10000", "--candidates", "256", "--cache", "f32,f32,f32,f32,f32,f32,f32,f32"];
+    let most = [
+        "--prompt-tokens",
+        "30000",
+        "--tokens",
+        "10000",
+        "--candidates",
+        "256",
+        "--cache",
+        "f32,f32,f32,f32,f32,f32,f32,f32",
+    ];
     let generate = ["bench", "generate", "--shape", "qwen3-8b"];
     Place::new().refuses(&[&generate[..], &most].concat(), 2, &["--candidates 256 takes", "are available: expected"]);
 }

@@ -58,7 +58,10 @@ mod tests {
         let kept = |checkpoint_blocks, blocks_kept| Some(KeptBlocks { checkpoint_blocks, blocks_kept });
         for (words, expected) in [
             ("keeps each block's input (bfloat16); weights stay in memory", kept(1, 1)),
-            ("keeps each block's input (bfloat16), all values of the last 12 blocks; weights stay in memory", kept(1, 12)),
+            (
+                "keeps each block's input (bfloat16), all values of the last 12 blocks; weights stay in memory",
+                kept(1, 12),
+            ),
             ("keeps the input of every 3th block (bfloat16); weights are streamed block by block", kept(3, 1)),
             ("keeps the input of every th block (bfloat16)", None),
             ("keeps each block's input (bfloat16), all values of the last 0 blocks", None),
@@ -81,7 +84,10 @@ mod tests {
         }))
         .unwrap();
         read.complete(&mut saved);
-        assert_eq!((&saved["kept_values"], &saved["blocks_kept"], &saved["stage"]), (&"float32".into(), &0.into(), &"user".into()));
+        assert_eq!(
+            (&saved["kept_values"], &saved["blocks_kept"], &saved["stage"]),
+            (&"float32".into(), &0.into(), &"user".into())
+        );
         assert_eq!((&saved["rank"], &saved["of a later version"]), (&3.into(), &1.into()));
     }
 }

@@ -52,7 +52,8 @@ pub enum DifferenceKind {
 impl Identity {
     /// Whether numbers depend on blocks that the run does not name: see `TrainConfig::lacks_kept_blocks`.
     pub(crate) fn lacks_kept_blocks(&self) -> bool {
-        serde_json::from_value::<crate::TrainConfig>(Value::Object(self.config.clone())).is_ok_and(|config| config.lacks_kept_blocks())
+        serde_json::from_value::<crate::TrainConfig>(Value::Object(self.config.clone()))
+            .is_ok_and(|config| config.lacks_kept_blocks())
     }
 
     /// What differs between the run on disk (`self`) and the one that wants to go on, in words; empty if nothing does.

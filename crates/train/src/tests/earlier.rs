@@ -48,12 +48,19 @@ fn they_go_on_with_what_they_did() {
     for boundaries in [BoundaryType::Float32, BoundaryType::Bfloat16] {
         setup.config.boundaries = Some(boundaries);
         let (_parent, path) = folder();
-        begun_earlier(&setup, &path, "keeps each block's input (bfloat16), all values of the last 12 blocks; weights stay in memory");
+        begun_earlier(
+            &setup,
+            &path,
+            "keeps each block's input (bfloat16), all values of the last 12 blocks; weights stay in memory",
+        );
         go_on(&path).unwrap();
         assert_equal(&ending(&path), &expected, &format!("{boundaries:?}"));
         let identity = RunFolder::open(&path).unwrap().state().unwrap().unwrap().0.identity;
         let blocks = if boundaries == BoundaryType::Bfloat16 { [12, 1] } else { [0, 0] };
-        assert_eq!(NEW_KEYS.map(|key| identity.config[key].clone()), [json!("float32"), json!(blocks[0]), json!(blocks[1])]);
+        assert_eq!(
+            NEW_KEYS.map(|key| identity.config[key].clone()),
+            [json!("float32"), json!(blocks[0]), json!(blocks[1])]
+        );
     }
 }
 
@@ -89,4 +96,25 @@ fn a_plan_that_was_removed_is_written_anew() {
     std::fs::remove_file(path.join("plan.json")).unwrap();
     setup.resume(&path);
     assert_eq!(RunFolder::open(&path).unwrap().plan().unwrap().unwrap().updates, 12);
+}
+
+#[test]
+fn a_configuration_that_was_edited_names_its_file_and_a_way() {
+    let setup = Setup::new();
+    let (_parent, path) = folder();
+    setup.run_to_end(&path);
+    for (key, value, words) in [
+        ("rank", json!(0), "`rank = 0` is not possible: expected 1 to 1024"),
+        ("memory", json!(-5), "expected auto, or bytes such as"),
+        ("blocks_kept", json!(1.5), "expected a whole number, 0 or more"),
+        ("colour", json!("red"), "unknown field `colour`"),
+    ] {
+        let file = path.join("config.json");
+        let before = std::fs::read(&file).unwrap();
+        edit(&file, |config| drop(config.insert(key.into(), value)));
+        let error = RunFolder::open(&path).unwrap().config().unwrap_err().to_string();
+        let begin = format!("{}: ", file.display());
+        assert!(error.starts_with(&begin) && error.contains(words) && error.contains("train --from"), "{error}");
+        std::fs::write(&file, before).unwrap();
+    }
 }

@@ -50,7 +50,7 @@ const PATIENCE_FACTOR: u32 = 20;
 ///   selftune bench step --shape smollm2-135m --blocks 6 --supervised 100 --against skip=off
 ///   selftune bench step --shape smollm3-3b --model-blocks 4 --against-binary ./selftune-before
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, allow_negative_numbers = true)]
 pub struct Arguments {
     /// Model shape: smollm2-135m, gemma3-270m, smollm2-360m, smollm3-3b, qwen3-8b
     #[arg(long, value_parser = model_shape)]
