@@ -396,7 +396,7 @@ fn what_is_broken_in_an_export_is_named_and_the_rest_taken() {
         ("{\"name\": \"a\"\n \"messages\": []}", ["line 2, column 2: expected `,` or `}`", "mend the file there"]),
         ("[1]", ["line 1, column 3", "Machine-readable JSON"]),
     ] {
-        let broken = telegram.write("broken.json", text.to_string());
+        let broken = telegram.write("broken.json", text);
         let error = telegram.import("telegram", by("Bob", &[&broken])).unwrap_err().to_string();
         assert!(error.contains("broken.json") && words.iter().all(|word| error.contains(word)), "{error}");
     }
