@@ -1,4 +1,5 @@
-//! What runs of earlier versions did by themselves where this one has a setting, so that they go on to the same numbers.
+//! What runs of earlier versions did by themselves where this one has a setting, so that they go on with it. Numbers are then
+//! theirs to the bit unless kernels add in another order since.
 //!
 //! Most settings that a configuration may lack have one value that earlier versions had without a name: the default that
 //! `serde` gives. `blocks_kept` and `checkpoint_blocks` followed from the memory that was free when the run began, and
