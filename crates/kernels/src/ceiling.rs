@@ -13,7 +13,7 @@ use std::hint::black_box;
 /// Rates of one thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
-    /// 16-bit integer multiply-adds, the instruction of `a16`.
+    /// 16-bit integer multiply-adds, the instruction of `a16`, or two of 8-bit integers that take its place.
     pub i16_dot_gmac_per_s: f64,
     /// 8-bit integer multiply-adds, the instruction of `a8`.
     pub i8_dot_gmac_per_s: f64,
@@ -86,6 +86,18 @@ impl IntegerKernel for Loop {
     }
 }
 
+/// `sum` plus the products of 8-bit or of 16-bit integers, whichever way the kernels multiply those.
+#[inline(always)]
+fn product<S: IntegerSimd, const SMALL: bool>(sum: S, a: S, b: S) -> S {
+    if SMALL {
+        sum.dot_u8::<false>(a, b)
+    } else if S::A16_IN_BYTES {
+        sum.dot_i8(a, b)
+    } else {
+        sum.dot_i16(a, b)
+    }
+}
+
 /// 24 accumulators and 4 operands in registers, for an instruction that multiplies and adds at once.
 #[inline(always)]
 unsafe fn integer_loop<S: IntegerSimd, const SMALL: bool>(iterations: usize, operands: *const u8) -> usize {
@@ -98,7 +110,7 @@ unsafe fn integer_loop<S: IntegerSimd, const SMALL: bool>(iterations: usize, ope
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (v, sum) in sums.iter_mut().enumerate() {
                     let (a, b) = (a[r % 2], b[v % 2]);
-                    *sum = if SMALL { sum.dot_u8::<false>(a, b) } else { sum.dot_i16(a, b) };
+                    *sum = product::<S, SMALL>(*sum, a, b);
                 }
             }
         }
@@ -123,7 +135,7 @@ unsafe fn cached_loop<S: IntegerSimd, const SMALL: bool>(iterations: usize, oper
             let a = S::load(at);
             for (i, sum) in sums.iter_mut().enumerate() {
                 let b = S::splat_i32(at.add(64 + 4 * i).cast::<i32>().read_unaligned());
-                *sum = if SMALL { sum.dot_u8::<false>(a, b) } else { sum.dot_i16(a, b) };
+                *sum = product::<S, SMALL>(*sum, a, b);
             }
         }
         for sum in sums {

@@ -8,6 +8,8 @@
 //! Largest magnitudes and sums of 16 groups are found together, one a lane, so that one shuffle and one division
 //! serve several of them.
 
+use super::digits::{self, MAGNITUDE_MAX};
+use super::forward::in_bytes;
 use super::layout::TILE;
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd, TINY};
@@ -22,7 +24,7 @@ const TOGETHER: usize = 4 * LANES;
 const HUGE: f32 = 1e35;
 
 /// Integers of the largest magnitude that an activation may get.
-const FORWARD_A16_MAX: f32 = 32639.0;
+const FORWARD_A16_MAX: f32 = MAGNITUDE_MAX;
 const FORWARD_A8_MAX: f32 = 127.0;
 
 /// Number of row tiles of `rows` rows.
@@ -133,6 +135,8 @@ pub(super) struct ForwardInput {
     pub groups: usize,
     /// Bytes of a cell: 128 for i16, 64 for i8.
     pub cell_bytes: usize,
+    /// Whether the codes have 8 bits: then i16 are never parted into digits.
+    pub wide: bool,
     /// Cells of integers.
     pub integers: *mut u8,
     /// [panel][row tile][tile][group][row]
@@ -247,8 +251,12 @@ impl QuantizeForward {
                         integers.store_as_i8_quads(to.add(16 * v));
                     }
                 } else {
-                    integers[0].pack_i16(integers[1]).store(to);
-                    integers[2].pack_i16(integers[3]).store(to.add(64));
+                    let (mut a, mut b) = (integers[0].pack_i16(integers[1]), integers[2].pack_i16(integers[3]));
+                    if in_bytes::<S>(input.wide) {
+                        (a, b) = (digits::split(a, &digits::FORWARD), digits::split(b, &digits::FORWARD));
+                    }
+                    a.store(to);
+                    b.store(to.add(64));
                 }
                 cell = cell.next(input.tiles);
             }
@@ -312,10 +320,10 @@ impl Cell {
 
 /// Rows of W that share one scale of dY: wide enough that floats are rare, narrow enough for outliers.
 pub(super) const BLOCK: usize = 128;
-/// Integers of the largest magnitude for dY: full 16 bits, or 12 bits of which [`fold`] keeps 8.
+/// Integers of the largest magnitude for dY: 16 bits (folding leaves no larger ones), or 12 bits of which [`fold`] keeps 8.
 ///
 /// [`fold`]: super::input_grad
-pub(super) const GRADIENT_A16_MAX: f32 = 32767.0;
+pub(super) const GRADIENT_A16_MAX: f32 = MAGNITUDE_MAX;
 pub(super) const GRADIENT_A8_MAX: f32 = 2047.0;
 
 /// Where a part of the quantized gradient lies: i16 [block of 128][row tile][row][128, or 64 in a short last block].

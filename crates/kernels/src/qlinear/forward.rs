@@ -7,6 +7,7 @@
 //! no register: from any other, the stores of the group before delay the first products by a tenth of the time.
 
 use super::activations::{ForwardInput, PANEL_TILES, ROWS, RowScale, first_cell, row_tile_height};
+use super::digits::DigitSums;
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::straight::Straight;
@@ -106,7 +107,8 @@ impl ForwardTask<'_> {
         let tile_bytes = format.header.tile_bytes();
         let group_floats = format.groups * 2 * TILE;
         let small = self.precision == Precision::A8;
-        let panel_tile = if small { PANEL_I8 } else { PANEL_I16 };
+        let bytes = small || in_bytes::<S>(format.wide);
+        let panel_tile = if bytes { PANEL_I8 } else { PANEL_I16 };
         // SAFETY: tiles, cells and rows stay inside their buffers by the loops' bounds.
         unsafe {
             let first_tile = self.row_tile * format.header.column_tiles() + self.first_tile;
@@ -124,7 +126,7 @@ impl ForwardTask<'_> {
                 let from_y = whole && p == 0 && self.first_tile > 0;
                 for t in 0..in_panel {
                     let tile = row_of_tiles.add((p * PANEL_TILES + t) * tile_bytes);
-                    S::call(UnpackForward { format, tile, small, out: panel.add(t * panel_tile) });
+                    S::call(UnpackForward { format, tile, bytes, out: panel.add(t * panel_tile) });
                     unpack::scales::<S>(&format, tile, format.raise(), scales.add(t * group_floats));
                 }
                 let mut row = 0;
@@ -255,7 +257,8 @@ impl ForwardTask<'_> {
 struct UnpackForward {
     format: TileFormat,
     tile: *const u8,
-    small: bool,
+    /// Whether codes stay in bytes.
+    bytes: bool,
     out: *mut u8,
 }
 impl IntegerKernel for UnpackForward {
@@ -264,7 +267,7 @@ impl IntegerKernel for UnpackForward {
     unsafe fn run<S: IntegerSimd>(self) {
         // SAFETY: passed on.
         unsafe {
-            if self.small {
+            if self.bytes {
                 unpack::forward_u8::<S>(&self.format, self.tile, self.out);
             } else {
                 unpack::forward_i16::<S>(&self.format, self.tile, self.out);
@@ -373,8 +376,9 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
     unsafe fn run<S: IntegerSimd>(self) {
         let d = self.0;
         let cell_bytes = if SMALL { TILE } else { 2 * TILE };
-        // Panel rows of a group, each of four bytes of every cell.
-        let steps = cell_bytes / 4 / d.groups;
+        let digits = !SMALL && in_bytes::<S>(WIDE);
+        // Panel rows of a group, each of four bytes of every cell, or of the digits of four integers.
+        let steps = if digits { TILE } else { cell_bytes } / 4 / d.groups;
         let (mut integers, mut panel, mut scales) = (d.integers, d.panel, d.scales);
         let mut x_scales = d.x_scales;
         let (mut from, mut from_stride) = (d.from, d.from_stride);
@@ -383,9 +387,17 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
             for tile in 0..d.tiles {
                 for group in 0..d.groups {
                     let mut sums = [[S::zero(); NV]; MR];
-                    let x = integers.add(group * 4 * steps);
+                    let x = integers.add(group * cell_bytes / d.groups);
+                    if digits {
+                        let mut digit_sums = DigitSums::<S, MR, NV>::new();
+                        for step in (0..steps).step_by(4) {
+                            let (x, panel) = (x.add(step * 2 * size_of::<i32>()), panel.add(step * PANEL_ROW));
+                            digit_sums.add(x, cell_bytes, [0, 4, 16, 20], panel);
+                        }
+                        sums = digit_sums.sums();
+                    }
                     let unrolled = if S::Float::MANY_REGISTERS { UNROLLED } else { 1 };
-                    for step in (0..steps).step_by(unrolled) {
+                    for step in (0..if digits { 0 } else { steps }).step_by(unrolled) {
                         let (x, panel) = (x.add(4 * step), panel.add(step * PANEL_ROW));
                         dot_step::<S, MR, NV, SMALL, WIDE>(&mut sums, x, panel, cell_bytes);
                         if S::Float::MANY_REGISTERS {
@@ -431,6 +443,12 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
             }
         }
     }
+}
+
+/// Whether 16-bit integers are multiplied with codes, `wide` ones of 8 bits, as digits.
+#[inline(always)]
+pub(super) fn in_bytes<S: IntegerSimd>(wide: bool) -> bool {
+    S::A16_IN_BYTES && !wide
 }
 
 /// Adds the products of one panel row and four bytes of every row of x, rows `row_bytes` apart.

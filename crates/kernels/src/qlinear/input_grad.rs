@@ -10,7 +10,7 @@ mod dots;
 mod prepare;
 
 use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height, row_tiles_alike};
-use super::forward::{FloatDots, UnpackExact};
+use super::forward::{FloatDots, UnpackExact, in_bytes};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, GROUPS_MAX, PANEL_I8, PANEL_I16, TileFormat, VECTOR};
@@ -149,7 +149,8 @@ impl InputGradTask<'_> {
         let summand = &self.summand;
         let format = TileFormat::new(summand.matrix.header());
         let input = &summand.input;
-        let panel_tile = if SMALL { PANEL_I8 } else { PANEL_I16 };
+        let digits = !SMALL && in_bytes::<S>(format.wide);
+        let panel_tile = if SMALL || digits { PANEL_I8 } else { PANEL_I16 };
         let blocks = input.blocks();
         let k = format.header.k_in;
         let tile_bytes = format.header.tile_bytes();
@@ -172,7 +173,8 @@ impl InputGradTask<'_> {
                 });
                 for t in 0..width / TILE {
                     let tile = summand.tile(block * BLOCK_TILES + t, self.tile);
-                    S::call(UnpackInputGrad { format, tile, small: SMALL, out: buffers.panel.add(t * panel_tile) });
+                    let out = buffers.panel.add(t * panel_tile);
+                    S::call(UnpackInputGrad { format, tile, bytes: SMALL || digits, out });
                 }
                 if SMALL {
                     S::call(ColumnSums { width, buffers });
@@ -187,6 +189,7 @@ impl InputGradTask<'_> {
                     width,
                     integers,
                     folds: buffers.folds,
+                    digits,
                     out: buffers.folded[0],
                 };
                 S::call(FoldTile::<SMALL> { fold, groups: format.groups });
@@ -230,6 +233,7 @@ impl InputGradTask<'_> {
                         width,
                         integers: integers.add(row * width),
                         folds: buffers.folds,
+                        digits,
                         folded,
                         height_after: if end < self.rows {
                             row_tile_height(input.rows, self.first_row + end)

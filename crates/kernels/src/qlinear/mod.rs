@@ -12,6 +12,7 @@
 mod activations;
 mod affine;
 pub(crate) mod cases;
+mod digits;
 mod forward;
 mod input_grad;
 mod layout;
@@ -65,7 +66,7 @@ pub struct KernelName {
     pub kernel: String,
 }
 
-/// Name of the kernel that runs for this direction and precision on `isa`.
+/// Name of the kernel that runs for this direction and precision on `isa` with codes of 4 bits.
 pub fn kernel_name(direction: Direction, precision: Precision, isa: Isa) -> KernelName {
     struct Name(Precision);
     impl IntegerKernel for Name {
@@ -93,7 +94,7 @@ impl Ops {
     }
 
     /// `Y = X·Wᵀ` for each `(W [n, k], Y [t, n])` of `outputs` (over) from one `x` [t, k], which is quantized
-    /// once as long as the matrices have equal groups.
+    /// once as long as the matrices have equal groups and bits.
     pub fn qlinear_forward(&mut self, x: Tensor, outputs: &[(&PackedMatrix, Tensor)]) {
         self.check("x", x);
         let rows = x.rows();
@@ -112,7 +113,7 @@ impl Ops {
             return;
         }
         let (arena, scratch) = (self.arena_start(), self.scratch_start());
-        for same in outputs.chunk_by(|a, b| groups(a.0) == groups(b.0)) {
+        for same in outputs.chunk_by(|a, b| quantizes_alike(a.0, b.0)) {
             for some in same.chunks(product::OUTPUTS_AT_ONCE) {
                 // SAFETY: tensors were checked to lie in the arena and apart; `begin` checked the scratch.
                 unsafe {
@@ -159,6 +160,8 @@ impl Ops {
     }
 }
 
-fn groups(matrix: &PackedMatrix) -> usize {
-    matrix.header().groups_per_tile()
+/// Whether two matrices multiply the same integers of an input.
+fn quantizes_alike(a: &PackedMatrix, b: &PackedMatrix) -> bool {
+    let (a, b) = (a.header(), b.header());
+    (a.groups_per_tile(), a.code_bits()) == (b.groups_per_tile(), b.code_bits())
 }

@@ -159,7 +159,7 @@ impl Tasks {
     }
 }
 
-/// `Y = X·Wᵀ` for matrices that read the same X and have the same scale groups: some rows and one part of k.
+/// `Y = X·Wᵀ` for matrices that read the same X and have the same scale groups and bits: some rows and one part of k.
 #[derive(Clone, Copy)]
 pub(crate) struct ForwardProduct {
     options: OpsOptions,
@@ -221,6 +221,7 @@ impl ForwardProduct {
             tiles: tiles.len(),
             groups,
             cell_bytes: cell_bytes(options.precision),
+            wide: header.code_bits() == 8,
             integers: std::ptr::null_mut(),
             scales: std::ptr::null_mut(),
         };
@@ -262,6 +263,7 @@ impl ForwardProduct {
             }
             let output = &outputs[output];
             debug_assert!(output.matrix.k_in() == product.k);
+            debug_assert!((output.matrix.header().code_bits() == 8) == product.input.wide);
             // SAFETY: each task writes the columns of one tile in its rows, with the scratch of its worker.
             unsafe {
                 let task = ForwardTask {
@@ -309,7 +311,7 @@ pub(crate) fn forward_scratch_bytes(options: &OpsOptions, rows: usize, header: &
 }
 
 /// Computes every `(W, y)` of at most [`OUTPUTS_AT_ONCE`] `outputs` from `x` [rows, k_in], for matrices with the
-/// same groups.
+/// same groups and bits.
 ///
 /// # Safety
 /// `x` is readable, the outputs are writable and overlap nothing; `scratch` has [`forward_scratch_bytes`] bytes,

@@ -2,6 +2,7 @@
 //! without a panel. Gives the bits of the general path: integer sums are exact, float steps come in its order.
 
 use super::activations::{ForwardInput, PANEL_TILES, first_cell};
+use super::digits;
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, ACROSS, GROUPS_MAX, TileFormat, VECTOR};
@@ -68,8 +69,11 @@ impl Straight<'_> {
                 let cell = first_cell(1, input.tiles, t / PANEL_TILES, 0) + t % PANEL_TILES;
                 let x = input.integers.add(cell * input.cell_bytes).cast_const();
                 let rows = input.scales.add(cell * G).cast_const();
-                let sums =
-                    if S::DOT_U8_AT_ONCE && !WIDE { dot_bytes::<S, G>(tile, x) } else { dot::<S, WIDE, G>(tile, x) };
+                let sums = if (S::DOT_U8_AT_ONCE || S::A16_IN_BYTES) && !WIDE {
+                    dot_bytes::<S, G>(tile, x)
+                } else {
+                    dot::<S, WIDE, G>(tile, x)
+                };
                 unpack::scales::<S>(format, tile, format.raise(), scales.as_mut_ptr());
                 for (group, sums) in sums.iter().enumerate() {
                     let row = *rows.add(group);
@@ -146,26 +150,22 @@ unsafe fn dot<S: IntegerSimd, const WIDE: bool, const G: usize>(tile: *const u8,
     low
 }
 
-/// The same for 4-bit codes in bytes, without parting them into 16-bit integers: x is 256·high + low, and each half
-/// is a signed byte. Two thirds of the instructions of [`dot`].
+/// The same for 4-bit codes in bytes, without parting them into 16-bit integers: two thirds of the instructions of [`dot`].
+/// Where products are made so for several rows, x has digits in place of integers already.
 #[inline(always)]
 unsafe fn dot_bytes<S: IntegerSimd, const G: usize>(tile: *const u8, x: *const u8) -> [[S; ACROSS]; G] {
     const QUADS: usize = 8;
-    // Bytes of a lane's two quads in the order of the codes (`QUAD_ORDER`): low halves, then high halves.
-    const ORDER: [u8; 16] = [0, 4, 2, 6, 8, 12, 10, 14, 1, 5, 3, 7, 9, 13, 11, 15];
-    // 128 more carries into the high half where the low one is negative; the low one is then 128 too large, and that
-    // is its highest bit.
-    let (more, low_bits) = (S::splat_i16(-128), [0x80, 0x80, 0, 0]);
     let mut halves = [0i32; 32];
     // One more set of sums for the high nibbles where all belong to one group, or latency would show.
     let mut low = [[[S::zero(); ACROSS]; 2]; G];
     let mut high = [[[S::zero(); ACROSS]; 2]; G];
     // SAFETY: the caller names a tile, and a cell of 64 integers.
     unsafe {
-        let flip: [[i32; 4]; 4] = [low_bits.map(|bits: u8| i32::from_ne_bytes([bits; 4])); 4];
-        let flip = S::load(flip.as_ptr().cast());
         for half in 0..2 {
-            let bytes = S::load(x.add(half * VECTOR)).sub_i16(more).shuffle_bytes(&ORDER).xor(flip);
+            let mut bytes = S::load(x.add(half * VECTOR));
+            if !S::A16_IN_BYTES {
+                bytes = digits::split(bytes, &digits::FORWARD);
+            }
             bytes.store(halves.as_mut_ptr().add(half * 16).cast());
         }
         let quad_of = |quad: usize| halves.as_ptr().add(quad / 2 * 4 + quad % 2);
@@ -182,13 +182,13 @@ unsafe fn dot_bytes<S: IntegerSimd, const G: usize>(tile: *const u8, x: *const u
                 let codes = S::load(tile.add((a * QUADS + quad) * VECTOR));
                 let (first, second) = (codes.and(mask), codes.shift_right_u16::<4>().and(mask));
                 let sums = &mut low[group][0][a];
-                *sums = sums.dot_u8::<false>(first, x.0);
+                *sums = dot_code(*sums, first, x.0);
                 let sums = &mut high[group][0][a];
-                *sums = sums.dot_u8::<false>(first, x.1);
+                *sums = dot_code(*sums, first, x.1);
                 let sums = &mut low[group_high][set_high][a];
-                *sums = sums.dot_u8::<false>(second, x_high.0);
+                *sums = dot_code(*sums, second, x_high.0);
                 let sums = &mut high[group_high][set_high][a];
-                *sums = sums.dot_u8::<false>(second, x_high.1);
+                *sums = dot_code(*sums, second, x_high.1);
             }
         }
         let mut sums = [[S::zero(); ACROSS]; G];
@@ -204,6 +204,12 @@ unsafe fn dot_bytes<S: IntegerSimd, const G: usize>(tile: *const u8, x: *const u
         }
         sums
     }
+}
+
+/// Adds codes of 4 bits, not centred, times digits: as unsigned or as signed bytes, whichever is one instruction.
+#[inline(always)]
+fn dot_code<S: IntegerSimd>(sum: S, codes: S, digits: S) -> S {
+    if S::A16_IN_BYTES { sum.dot_i8(codes, digits) } else { sum.dot_u8::<false>(codes, digits) }
 }
 
 /// Integers 2p and 2p + 1 of a cell in every pair of lanes.

@@ -20,6 +20,9 @@ pub(crate) trait IntegerSimd: Copy {
     const DOT_U8: &'static str;
     /// Whether [`IntegerSimd::dot_u8`] is one instruction that multiplies twice as much as that of 16-bit integers.
     const DOT_U8_AT_ONCE: bool;
+    /// Whether 16-bit integers are multiplied with 4-bit codes as two digits of a byte each, by
+    /// [`IntegerSimd::dot_i8`]: where that is one instruction and [`IntegerSimd::dot_i16`] takes several.
+    const A16_IN_BYTES: bool = false;
 
     /// Runs `kernel` as a function of its own, not inlined into its caller.
     ///
@@ -52,6 +55,15 @@ pub(crate) trait IntegerSimd: Copy {
     /// i32 `self` + the four products of each 32-bit part. Unless `WIDE`, any two neighbouring products
     /// must sum to 16 bits.
     fn dot_u8<const WIDE: bool>(self, unsigned: Self, signed: Self) -> Self;
+
+    /// i32 `self` + the four products of signed bytes of each 32-bit part; those of `codes` are -8 to 15.
+    #[inline(always)]
+    fn dot_i8(self, codes: Self, signed: Self) -> Self {
+        // c = (c + 8) - 8: the first part is unsigned, the second a sum of the other bytes alone.
+        let eights = Self::zero().dot_u8::<false>(Self::splat_i8(8), signed);
+        let negative = eights.xor(Self::splat_i32(-1)).add_i32(Self::splat_i32(1));
+        self.dot_u8::<false>(codes.sub_i8(Self::splat_i8(-8)), signed).add_i32(negative)
+    }
 
     /// Byte i of each lane becomes byte `table[i]` of it.
     fn shuffle_bytes(self, table: &[u8; 16]) -> Self;

@@ -75,6 +75,19 @@ unsafe fn dot_u8<const BYTES: u8>(sum: int32x4_t, unsigned: int32x4_t, signed: i
     }
 }
 
+/// The same for signed bytes.
+#[inline(always)]
+unsafe fn dot_i8<const BYTES: u8>(sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+    unsafe {
+        let (a, b) = (vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b));
+        if BYTES == WIDENED {
+            let (low, high) = (vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b));
+            return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+        }
+        sdot(sum, a, b)
+    }
+}
+
 /// i32 `sum` + products of 16-bit integers in pairs.
 #[inline(always)]
 unsafe fn dot_i16(sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
@@ -117,7 +130,8 @@ impl<const BYTES: u8> IntegerSimd for NeonInteger<BYTES> {
         DOTPROD => "neon-dotprod",
         _ => "neon",
     };
-    const DOT_I16: &'static str = "smull";
+    const DOT_I16: &'static str = if BYTES == WIDENED { "smull" } else { "sdot" };
+    const A16_IN_BYTES: bool = BYTES != WIDENED;
     const DOT_U8_AT_ONCE: bool = BYTES == I8MM;
     const DOT_U8: &'static str = match BYTES {
         I8MM => "usdot",
@@ -207,6 +221,10 @@ impl<const BYTES: u8> IntegerSimd for NeonInteger<BYTES> {
     #[inline(always)]
     fn dot_u8<const WIDE: bool>(self, unsigned: Self, signed: Self) -> Self {
         Self(four!(i => unsafe { dot_u8::<BYTES>(self.0[i], unsigned.0[i], signed.0[i]) }))
+    }
+    #[inline(always)]
+    fn dot_i8(self, codes: Self, signed: Self) -> Self {
+        Self(four!(i => unsafe { dot_i8::<BYTES>(self.0[i], codes.0[i], signed.0[i]) }))
     }
     #[inline(always)]
     fn shuffle_bytes(self, table: &[u8; 16]) -> Self {

@@ -3,6 +3,7 @@
 use super::BLOCK_TILES;
 use super::prepare::{Fold, FoldTile};
 use crate::qlinear::activations::{BLOCK, ROWS};
+use crate::qlinear::digits::DigitSums;
 use crate::qlinear::forward::UNROLLED;
 use crate::qlinear::layout::TILE;
 use crate::qlinear::unpack::{ACROSS, PANEL_ROW, VECTOR};
@@ -70,6 +71,8 @@ pub(super) struct Dots {
     pub(super) integers: *const i16,
     /// [group][128]
     pub(super) folds: *const i16,
+    /// Whether folded integers are parted into digits.
+    pub(super) digits: bool,
     /// Of the row tile at hand and of the next; they change places with every row tile.
     pub(super) folded: [*mut u8; 2],
     /// Rows of the row tile after these, or none.
@@ -134,7 +137,14 @@ impl Dots {
     unsafe fn next_fold(&self, height: usize, next_height: usize) -> Fold {
         // SAFETY: row tiles follow each other without gaps.
         let integers = unsafe { self.integers.add(height * self.width) };
-        Fold { height: next_height, width: self.width, integers, folds: self.folds, out: self.folded[1] }
+        Fold {
+            height: next_height,
+            width: self.width,
+            integers,
+            folds: self.folds,
+            digits: self.digits,
+            out: self.folded[1],
+        }
     }
 
     /// Fetches floats for the row tile at hand and the next, beside round `round` of the products.
@@ -308,9 +318,19 @@ impl<const MR: usize, const NV: usize, const G: usize, const SMALL: bool, const 
             }
             let (mut folded, mut panel) = (d.folded[0].cast_const(), d.panel);
             if !beside_the_products::<S>(SMALL) {
-                for _ in 0..steps {
-                    dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
-                    (folded, panel) = (folded.add(4), panel.add(PANEL_ROW));
+                if S::A16_IN_BYTES && !SMALL && d.digits {
+                    // Positions of the panel in fours: two quads of a lane of the first 32 integers, two of the others.
+                    let mut digit_sums = DigitSums::<S, MR, NV>::new();
+                    for lane in 0..d.width / LANES {
+                        let folded = folded.add(lane / 4 * 2 * VECTOR + lane % 4 * LANES);
+                        digit_sums.add(folded, 2 * BLOCK, [0, 4, VECTOR, VECTOR + 4], panel.add(lane * 4 * PANEL_ROW));
+                    }
+                    sums = digit_sums.sums();
+                } else {
+                    for _ in 0..steps {
+                        dot_step::<S, MR, NV, G, SMALL, WIDE>(&mut sums, folded, panel);
+                        (folded, panel) = (folded.add(4), panel.add(PANEL_ROW));
+                    }
                 }
                 for (r, sums) in sums.iter().enumerate() {
                     for (v, sum) in sums.iter().enumerate() {

@@ -3,6 +3,7 @@
 
 use super::{BLOCK_TILES, Buffers, FOLD_A8, FOLD_A16, Summand};
 use crate::qlinear::activations::{BLOCK, ROWS};
+use crate::qlinear::digits;
 use crate::qlinear::layout::TILE;
 use crate::qlinear::unpack::{self, ACROSS, GROUPS_MAX, PANEL_ROW, TileFormat, VECTOR};
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
@@ -57,7 +58,8 @@ impl IntegerKernel for PrepareFolds<'_> {
 pub(super) struct UnpackInputGrad {
     pub(super) format: TileFormat,
     pub(super) tile: *const u8,
-    pub(super) small: bool,
+    /// Whether codes stay in bytes.
+    pub(super) bytes: bool,
     pub(super) out: *mut u8,
 }
 impl IntegerKernel for UnpackInputGrad {
@@ -66,7 +68,7 @@ impl IntegerKernel for UnpackInputGrad {
     unsafe fn run<S: IntegerSimd>(self) {
         // SAFETY: passed on.
         unsafe {
-            if self.small {
+            if self.bytes {
                 unpack::input_grad_i8::<S>(&self.format, self.tile, self.out);
             } else {
                 unpack::input_grad_i16::<S>(&self.format, self.tile, self.out);
@@ -113,6 +115,8 @@ pub(super) struct Fold {
     pub(super) integers: *const i16,
     /// [group][128]
     pub(super) folds: *const i16,
+    /// Whether integers are parted into digits.
+    pub(super) digits: bool,
     /// [group][row][128], i16 or u8
     pub(super) out: *mut u8,
 }
@@ -139,7 +143,11 @@ impl Fold {
             let place = (unit << (1 - two)) * Self::UNIT;
             for group in 0..G {
                 let folds = folds.add(group * BLOCK).cast::<u8>();
-                let (a, b) = (a.multiply_round_i16(S::load(folds)), b.multiply_round_i16(S::load(folds.add(VECTOR))));
+                let (mut a, mut b) =
+                    (a.multiply_round_i16(S::load(folds)), b.multiply_round_i16(S::load(folds.add(VECTOR))));
+                if !SMALL && S::A16_IN_BYTES && self.digits {
+                    (a, b) = (digits::split(a, &digits::INPUT_GRAD), digits::split(b, &digits::INPUT_GRAD));
+                }
                 let place = group * ROWS * BLOCK + place;
                 if SMALL {
                     a.pack_i8(b).xor(S::splat_i8(-128)).store(self.out.add(place));
