@@ -33,7 +33,7 @@ mod testing;
 pub mod weight_grad;
 
 pub use adamw::AdamWParameters;
-pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor};
+pub use arena::{AlignedBuffer, ArenaPlan, FloatVector, Tensor, return_freed_memory};
 pub use attention::{
     AttentionShape, CacheFormat, CachedRows, KeyValueCache, PAGE_POSITIONS, PageTables, WholeAttention,
 };

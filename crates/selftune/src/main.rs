@@ -51,6 +51,7 @@ Exit codes: 0 done; 1 failed; 2 wrong usage, or an output that is there already;
 configuration is missing or cannot be used; 130 interrupted, with everything saved (also out of a hold).";
 
 fn main() -> ExitCode {
+    kernels::return_freed_memory();
     let matches = flowing(CommandLine::command()).get_matches();
     let command_line = CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let terminal = terminal::Terminal::new(&command_line.output);
