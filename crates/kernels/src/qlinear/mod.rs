@@ -22,6 +22,7 @@ mod product;
 #[cfg(test)]
 mod reference;
 mod straight;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod unpack;
