@@ -8,8 +8,7 @@
 //! Largest magnitudes and sums of 16 groups are found together, one a lane, so that one shuffle and one division
 //! serve several of them.
 
-use super::digits::{self, MAGNITUDE_MAX};
-use super::forward::in_bytes;
+use super::digits::{self, MAGNITUDE_MAX, in_bytes};
 use super::layout::TILE;
 use crate::simd::integer::{IntegerKernel, IntegerSimd};
 use crate::simd::{LANES, Simd, TINY};
@@ -137,7 +136,7 @@ pub(super) struct ForwardInput {
     pub cell_bytes: usize,
     /// Whether the codes have 8 bits: then i16 are never parted into digits.
     pub wide: bool,
-    /// Cells of integers.
+    /// Cells of integers, or of their digits where those are multiplied.
     pub integers: *mut u8,
     /// [panel][row tile][tile][group][row]
     pub scales: *mut RowScale,

@@ -28,9 +28,15 @@ pub(super) const INPUT_GRAD: [u8; 16] = table([0, 1, 2, 3]);
 /// Bytes from a quad's low digits to its high ones.
 pub(super) const TO_HIGH: usize = 8;
 
+/// Whether 16-bit integers are multiplied with codes, `wide` ones of 8 bits, as digits.
+#[inline(always)]
+pub(super) fn in_bytes<S: IntegerSimd>(wide: bool) -> bool {
+    S::A16_IN_BYTES && !wide
+}
+
 /// The digits of 32 integers of at most [`MAGNITUDE_MAX`], in the order of `table`.
 #[inline(always)]
-pub(super) unsafe fn split<S: IntegerSimd>(integers: S, table: &[u8; 16]) -> S {
+pub(super) fn split<S: IntegerSimd>(integers: S, table: &[u8; 16]) -> S {
     // 128 more carries into the high digit where the low one is negative; the low one is then 128 too large, and that
     // is its highest bit.
     const LANE: [u8; 16] = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0, 0, 0, 0, 0, 0, 0, 0];

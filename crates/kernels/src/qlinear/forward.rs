@@ -7,7 +7,7 @@
 //! no register: from any other, the stores of the group before delay the first products by a tenth of the time.
 
 use super::activations::{ForwardInput, PANEL_TILES, ROWS, RowScale, first_cell, row_tile_height};
-use super::digits::DigitSums;
+use super::digits::{DigitSums, in_bytes};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::straight::Straight;
@@ -443,12 +443,6 @@ impl<const MR: usize, const NV: usize, const SMALL: bool, const WIDE: bool> Inte
             }
         }
     }
-}
-
-/// Whether 16-bit integers are multiplied with codes, `wide` ones of 8 bits, as digits.
-#[inline(always)]
-pub(super) fn in_bytes<S: IntegerSimd>(wide: bool) -> bool {
-    S::A16_IN_BYTES && !wide
 }
 
 /// Adds the products of one panel row and four bytes of every row of x, rows `row_bytes` apart.

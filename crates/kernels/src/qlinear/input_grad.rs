@@ -10,7 +10,8 @@ mod dots;
 mod prepare;
 
 use super::activations::{BLOCK, GradientInput, ROWS, row_tile_height, row_tiles_alike};
-use super::forward::{FloatDots, UnpackExact, in_bytes};
+use super::digits::in_bytes;
+use super::forward::{FloatDots, UnpackExact};
 use super::layout::TILE;
 use super::packed::PackedMatrix;
 use super::unpack::{self, GROUPS_MAX, PANEL_I8, PANEL_I16, TileFormat, VECTOR};
@@ -88,7 +89,7 @@ struct Buffers {
     scales: *mut f32,
     /// [group][128]
     folds: *mut i16,
-    /// [group][row][128], i16 or u8: of the row tile at hand and of the next
+    /// [group][row][128], i16, their digits, or u8: of the row tile at hand and of the next
     folded: [*mut u8; 2],
     /// [64]
     column_sums: *mut i32,

@@ -117,7 +117,7 @@ pub(super) struct Fold {
     pub(super) folds: *const i16,
     /// Whether integers are parted into digits.
     pub(super) digits: bool,
-    /// [group][row][128], i16 or u8
+    /// [group][row][128], i16, their digits, or u8
     pub(super) out: *mut u8,
 }
 
